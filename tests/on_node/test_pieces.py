@@ -343,12 +343,14 @@ def test_to_node_problem_detector_no_result_is_not_known_and_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """To node-problem-detector status 1 is a broken GPU, so an error of the program must not exit with 1."""
-    monkeypatch.setattr(entry, "RUN", tmp_path)
+    folder = tmp_path / ("long" * 20)  # its path alone exceeds the 80 bytes of a message
+    folder.mkdir()
+    monkeypatch.setattr(entry, "RUN", folder)
     assert entry.main(["npd", "--last"]) == 2
     printed = capsys.readouterr()
     assert printed.out.strip().endswith("...")
-    assert (str(tmp_path)[:20] in printed.out, printed.err) == (True, "")
-    (tmp_path / "health.json").write_text('{"uptime": "x"}')
+    assert (str(folder)[:20] in printed.out, printed.err) == (True, "")
+    (folder / "health.json").write_text('{"uptime": "x"}')
     assert entry.main(["npd", "--last"]) == 2
 
 
