@@ -1,4 +1,4 @@
-"""Orders for tests of the burn-in: short programs instead of loads."""
+"""Burn-in orders for tests, with short programs instead of loads."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def order(*segments: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def put_program(path: Path, *changes: tuple[str, str, str]) -> None:
-    """The program at this path; `changes`: of a module below provision/node, a text, and what stands there
-    instead. A changed one is a folder, which Python runs as it does the file."""
+    """Write the burn-in program to this path; `changes`: (module below provision/node, old text, new text).
+    With changes the program is a folder, which Python runs like the file."""
     if not changes:
         path.write_bytes(packed_program.build("burnin"))
         return

@@ -1,4 +1,4 @@
-"""Trees of files that stand for machines."""
+"""Fixtures: file trees that represent machines."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Tree:
-    """A machine of which there is nothing."""
+    """Return a machine without any files."""
     return Tree(tmp_path / "bare")

@@ -1,4 +1,4 @@
-"""A tree of files that stands for a machine, and the program of nodes run on it."""
+"""File tree that represents a machine, and the node program run on it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ uTFzcyruCIYA/RLuI8UzmhZPKhuNnytHxX8tInqAbCqfcRnchGg+y3QK
 =gCJ7
 -----END PGP PUBLIC KEY BLOCK-----
 """
-KEY_FINGERPRINT = "AC67A630BBFF4836D26A755E5C83B7F4CF418666"  # as gpg prints it
+KEY_FINGERPRINT = "AC67A630BBFF4836D26A755E5C83B7F4CF418666"  # in gpg's format
 
 
 class Tree:
-    """A tree of files that stands for a machine's root."""
+    """File tree that represents a machine's root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,7 +41,7 @@ class Tree:
         return full
 
     def lines(self, folder: str, **texts: object) -> None:
-        """Files of one line each in a folder."""
+        """Write one-line files to a folder."""
         for name, text in texts.items():
             self.file(f"{folder}/{name}", f"{text}\n")
 
@@ -74,7 +74,7 @@ class Tree:
         return document["facts"], document["problems"]
 
     def values(self, *facts: str) -> dict[str, Any]:
-        """All of these, and no problem with any."""
+        """Return the values of these facts, none of which may have a problem."""
         found, problems = self.ask(*facts)
         assert problems == {}
         return {fact: found[fact] for fact in facts}
@@ -91,7 +91,7 @@ class Tree:
 
 
 class Machine(Tree):
-    """A machine with Debian 13, asked by the whole program, with every family of facts in it."""
+    """Debian 13 machine, observed by the complete program with all families of facts."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""RDMA ports in a tree that looks like /sys/class/infiniband."""
+"""RDMA ports in a tree modelled on /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IPV4_GID = "0000:0000:0000:0000:0000:ffff:0a00:0107"
 
 
 def port(tree: Tree, device: str, *, roce: bool, pkeys: Sequence[str]) -> None:
-    """The first port of a card, active."""
+    """Create the first port of a card, in state ACTIVE."""
     tree.lines(device, board_id="MT_0000000838")
     tree.lines(f"{device}/ports/1", state="4: ACTIVE", phys_state="5: LinkUp")
     if roce:

@@ -1,4 +1,4 @@
-"""The facts amd_cdi.*: the specification that amd-ctk wrote, against the device files of the machine."""
+"""Facts amd_cdi.*: amd-ctk's specification, compared with the device files of the machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FACTS = ("version", "devices", "missing", "stale")
 
 
 def device_node(path: str, **numbers: int) -> dict[str, Any]:
-    """Plain files stand for device files here, whose numbers are 0:0: amd-ctk leaves a zero out."""
+    """Plain files replace device files here; their numbers are 0:0, and amd-ctk omits a zero."""
     return {"path": path, "type": "c", **numbers, "fileMode": 432, "permissions": "rwm", "uid": 0, "gid": 105}
 
 
 def specification(*renders: int, every: tuple[int, ...] | None = None, **numbers: int) -> str:
-    """As `amd-ctk cdi generate` 1.3.0 writes it for GPUs with these render nodes."""
+    """Return the output of `amd-ctk cdi generate` 1.3.0 for GPUs with these render nodes."""
 
     def of(*minors: int) -> list[dict[str, Any]]:
         paths = [path for n in minors for path in (f"/dev/dri/card{n - 128}", f"/dev/dri/renderD{n}")]
@@ -34,7 +34,7 @@ def specification(*renders: int, every: tuple[int, ...] | None = None, **numbers
 
 
 class Machine(Tree):
-    """Two GPUs, behind a processor."""
+    """A CPU and two GPUs."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -74,8 +74,8 @@ def test_without_a_specification_there_is_nothing_to_compare(machine: Machine) -
     ("text", "missing"),
     [
         (specification(128), ["/dev/dri/renderD129"]),
-        (specification(128, 129, every=(128,)), ["/dev/dri/renderD129"]),  # `all` is not all
-        (specification(128, every=(128, 129)), ["/dev/dri/renderD129"]),  # nobody could have it alone
+        (specification(128, 129, every=(128,)), ["/dev/dri/renderD129"]),  # `all` does not include every GPU
+        (specification(128, every=(128, 129)), ["/dev/dri/renderD129"]),  # it cannot be given out alone
         (specification(), ["/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/kfd"]),
     ],
     ids=["a GPU less", "all is not all", "not alone", "none"],
@@ -95,7 +95,7 @@ def test_a_partition_has_a_render_node_of_its_own(machine: Machine) -> None:
 def test_what_it_names_and_the_machine_has_not(machine: Machine) -> None:
     machine.write(specification(128, 129, 130))
     assert machine.value("amd_cdi.stale") == ["/dev/dri/card2", "/dev/dri/renderD130"]
-    for name in ("card2", "renderD130"):  # the files stay when a partition goes
+    for name in ("card2", "renderD130"):  # the files persist after a partition is removed
         machine.file(f"/dev/dri/{name}", "")
     assert machine.value("amd_cdi.stale") == ["/dev/dri/renderD130"]
 

@@ -1,7 +1,7 @@
-"""amd_smi.gpus: the forms of `amd-smi static --json` from ROCm 6 to 7, and what it says without a GPU.
+"""The fact amd_smi.gpus: output of `amd-smi static --json` from ROCm 6 to 7, and its errors without a GPU.
 
-After an MI210 recorded in the tests of ROCm/device-metrics-exporter (below `gpu_data`, limits as in ROCm 6),
-an MI355X in public reports (ppt0), the sources of amd-smi (errors) and of amd/node-scraper (the warning).
+Forms: an MI210 recorded in the tests of ROCm/device-metrics-exporter (below `gpu_data`, limits as in ROCm
+6), an MI355X in public reports (ppt0), the sources of amd-smi (errors) and amd/node-scraper (the warning).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ LISTED = [{"gpu": 0, "bdf": "0000:05:00.0"}, {"gpu": 1, "bdf": "0000:15:00.0"}]
 
 
 def machine_of(tree: Tree, *addresses: str) -> None:
-    """GPUs on the bus and a loaded driver that has taken them."""
+    """Create GPUs on the bus and a loaded driver that is bound to them."""
     tree.lines("/sys/module/amdgpu", version="6.16.13")
     for address in addresses:
         folder = f"/sys/bus/pci/devices/{address}"

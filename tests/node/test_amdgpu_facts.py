@@ -1,9 +1,9 @@
-"""The family amdgpu, over trees that look like the /sys of machines with AMD Instinct GPUs.
+"""The family amdgpu, on trees modelled on the /sys of machines with AMD Instinct GPUs.
 
-The texts are written after real ones: an MI300X in `lspci -PP` of AMD's documentation (05:00.0 below 03:00.0
-and 04:00.0), its 206141652992 bytes (ROCm/legacy-rocm-build issue 4750), the row `04 00 00 01 00 01 00 00` of
-xgmi_num_links of an MI250X node (ROCm/rocm-systems issue 5763), counts and bad pages as the documentation of
-amdgpu_ras.c in the Linux kernel has them.
+The texts follow real ones: an MI300X in `lspci -PP` of AMD's documentation (05:00.0 below 03:00.0 and
+04:00.0), its 206141652992 bytes (ROCm/legacy-rocm-build issue 4750), the row `04 00 00 01 00 01 00 00` of
+xgmi_num_links of an MI250X node (ROCm/rocm-systems issue 5763), counts and bad pages as in the documentation
+of amdgpu_ras.c in the Linux kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie_bif", "hdp", "xgmi_wafl")
 
 
 def function(tree: Tree, address: str, path: str = "", **files: object) -> None:
-    """A function of the bus, as sysfs has it: its folder is a link to where it is plugged in."""
+    """Create a PCI function as in sysfs, where its folder is a link to its slot."""
     folder = f"/sys/devices/x/{address}"
     tree.lines(folder, **files)
     place = tree.root / BUS.lstrip("/")
@@ -57,7 +57,7 @@ def ras(tree: Tree, block: str, text: str, address: str = GPU) -> None:
 
 
 def topology(tree: Tree, node: int, location: int, simds: int, size: int) -> None:
-    """A node of the compute driver's topology; of a processor it has no SIMDs."""
+    """Create a node of the compute driver's topology; a CPU has no SIMDs."""
     lines = [f"simd_count {simds}", "simd_per_cu 4", f"location_id {location}", "domain 0", "vendor_id 4098"]
     tree.file(f"{KFD}/{node}/properties", "\n".join(lines) + "\n")
     bank = f"heap_type 1\nsize_in_bytes {size}\nflags 0\nwidth 8192\nmem_clk_max 1300\n"
@@ -66,7 +66,7 @@ def topology(tree: Tree, node: int, location: int, simds: int, size: int) -> Non
 
 @pytest.fixture
 def server(tree: Tree) -> Tree:
-    """One MI300X in a slot that trained at half its width, below a switch of the server's."""
+    """Create one MI300X in a slot that trained at half its width, below a switch of the server."""
     amd = {"vendor": "0x1002", "class": "0x060400"}
     narrow: dict[str, Any] = {"current_link_width": 8, "max_link_width": 16}
     speed = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
@@ -94,7 +94,7 @@ def test_a_gpu_has_its_identity_memory_counts_and_links(server: Tree) -> None:
         **{"compute_units": 304, "partitions": 1, "pcie_replays": 0, "xgmi_links": 7, "xgmi_peers": 7},
         **{"uncorrected": 0, "corrected": 0, "deferred": None, "blocks": "", "unread": ""},
         **{"bad_pages": 0, "bad_pages_in_use": 0, "bad_page_threshold": None},
-        # of the slot, and neither of the link within the card nor of the server's switch above
+        # values of the slot, not of the link within the card or of the server's switch above
         **{"link_speed": "16.0 GT/s PCIe", "link_speed_max": "32.0 GT/s PCIe"},
         **{"link_width": 8, "link_width_max": 16, "fatal_error": None},
         **{"xgmi_row": "0 1 1 1 1 1 1 1", "xgmi_to": ""},
@@ -111,7 +111,7 @@ def test_a_configuration_space_that_cannot_be_read_costs_no_other_value(server: 
 
 
 def test_the_topology_says_whom_a_gpu_is_linked_with(server: Tree) -> None:
-    """Links of the type of xGMI to GPUs; PCIe's to the processor, and what leads nowhere, are none."""
+    """Only xGMI links to GPUs count, not PCIe links to the CPU, nor links to missing nodes."""
     topology(server, 2, 0x2600, 1216, 206141652992)
     topology(server, 3, 0x4600, 1216, 206141652992)
     for link, (kind, node) in enumerate([(2, 0), (11, 3), (11, 2), (11, 0), (11, 9)]):
@@ -143,7 +143,7 @@ def test_counts_that_cannot_be_read_are_not_zero(server: Tree, said: str, why: s
     assert (entry["uncorrected"], entry["corrected"]) == (None, None)
     assert entry["unread"] == why
     ras(server, "gfx", "ue: 1\nce: 0\n")
-    assert one(server)["uncorrected"] == 1  # what another block has counted is known all the same
+    assert one(server)["uncorrected"] == 1  # the count of the other block is still known
 
 
 def test_a_driver_without_counters_says_so(tree: Tree) -> None:
@@ -229,9 +229,9 @@ def test_a_driver_that_is_part_of_the_kernel_has_its_version(tree: Tree) -> None
     [
         ({"device": "0x74a1", "class": "0x120000"}, 1),
         ({"device": "0x740f", "class": "0x038000"}, 1),
-        ({"device": "0xffff", "class": "0x120000"}, 1),  # an Instinct newer than these lines
-        ({"device": "0x744c", "class": "0x030000"}, 0),  # a Radeon, for a screen
-        ({"device": "0x1681", "class": "0x038000"}, 0),  # the graphics of a processor
+        ({"device": "0xffff", "class": "0x120000"}, 1),  # an Instinct newer than this code
+        ({"device": "0x744c", "class": "0x030000"}, 0),  # a Radeon display card
+        ({"device": "0x1681", "class": "0x038000"}, 0),  # integrated graphics
         ({"device": "0x1501", "class": "0x060400"}, 0),  # a bridge of an Instinct
     ],
 )
@@ -247,7 +247,7 @@ def test_what_of_amds_is_a_gpu(tree: Tree, files: dict[str, str], count: int) ->
 def test_what_a_host_lends_to_guests_is_no_gpu_more(tree: Tree, vendor: str, device: str, kind: str) -> None:
     gpu(tree)
     function(tree, "0000:05:02.0", vendor=vendor, device=device, **{"class": kind})
-    assert tree.value("gpu.count") == 2  # a guest sees it so
+    assert tree.value("gpu.count") == 2  # a guest has such a bus
     tree.link("/sys/devices/x/0000:05:02.0/physfn", f"../{GPU}")
     assert tree.value("gpu.count") == 1
 
@@ -257,14 +257,14 @@ def test_bridges_above_instinct_gpus_are_looked_at_for_access_control(tree: Tree
     tree.link(f"/sys/devices/x/{GPU}/iommu_group", "../../../kernel/iommu_groups/7")
     tree.lines("/sys/kernel/iommu_groups/7", type="identity")
     tree.lines("/sys/kernel/iommu_groups/8", type="DMA-FQ")
-    assert tree.value("pci.iommu") == "passthrough"  # group 8 is of other devices
+    assert tree.value("pci.iommu") == "passthrough"  # group 8 has other devices
 
 
 @pytest.mark.parametrize(
     ("answer", "version"),
     [
         ("echo 6.16.13", "6.16.13"),
-        ("true", "kernel 6.12.107+deb13-amd64"),  # the kernel's own has none
+        ("true", "kernel 6.12.107+deb13-amd64"),  # the in-tree module has no version
         ("echo 'modinfo: ERROR: Module amdgpu not found.' >&2; exit 1", None),
     ],
 )

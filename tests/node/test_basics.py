@@ -1,4 +1,4 @@
-"""The family host: memory, file systems, services, and NCCL's variables, over trees of files."""
+"""The family host: memory, file systems, services and NCCL variables, on file trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the next boot would use: kernel, headers, initramfs, modules of DKMS, keys of Secure Boot, driver."""
+"""State after the next boot: kernel, headers, initramfs, DKMS modules, Secure Boot keys, driver."""
 
 from __future__ import annotations
 

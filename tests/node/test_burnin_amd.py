@@ -1,7 +1,7 @@
-"""What the sampler makes of amd-smi's answers, who is found on AMD's GPUs, and what ends a campaign there.
+"""Burn-in on AMD GPUs: samples parsed from amd-smi, foreign processes, and events that end a campaign.
 
-The forms: amdsmi_cli/amdsmi_commands.py and CHANGELOG.md of ROCm/amdsmi; drivers/gpu/drm/amd of the kernel.
-tests/lab_silicon/test_amd_burnin.py has the documents whole.
+Forms: amdsmi_cli/amdsmi_commands.py and CHANGELOG.md of ROCm/amdsmi; drivers/gpu/drm/amd of the kernel.
+tests/lab_silicon/test_amd_burnin.py has the complete documents.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_what_holds_the_clocks_down_has_the_bits_that_the_controller_reads(reade
     assert bits() == ""
 
 
-# --- the sampler's own part
+# --- the sampler's own logic
 
 
 class Told:
@@ -196,7 +196,7 @@ def test_a_gpu_over_the_limit_in_two_samples_is_told(sampling: tuple[Sampler, To
     assert [message["hot"]["device"] for message in told.said] == ["gpu0", "gpu1", "gpu2"]
 
 
-# --- who computes on them
+# --- processes on the GPUs
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_driver_says_who_computes(processes: Path) -> None:
     mine, parent = os.getpid(), os.getppid()
-    for pid in (mine, parent, 2**22 + 4711):  # the last is nobody's: only its leavings are there
+    for pid in (mine, parent, 2**22 + 4711):  # the last process has ended and left its entry behind
         (processes / str(pid)).mkdir()
     found = campaign.foreign_holders((), "amd")
     assert found["asked"] == "kfd"
@@ -238,7 +238,7 @@ def test_without_the_drivers_list_open_files_say_it(processes: Path, monkeypatch
     assert found["why"].endswith("/none: No such file or directory")
 
 
-# --- the kernel's log
+# --- the kernel log
 
 HERE = "amdgpu 0000:26:00.0: "
 LOST = HERE + "amdgpu: device lost from bus!"

@@ -1,4 +1,4 @@
-"""Which of the kernel's messages are told, how often, and never twice."""
+"""Kernel messages during a burn-in: the reported ones, their rate, and no duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the node believes of an order, and what it says of one it does not."""
+"""Validation of an order on the node, and the reasons for refusal."""
 
 from __future__ import annotations
 

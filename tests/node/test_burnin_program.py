@@ -1,4 +1,4 @@
-"""The program that burns a node in, as it runs there: to the end, through kills, stops, boots, full disks."""
+"""The burn-in program run as on a node: to completion, and through kills, stops, reboots and full disks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.pythons import python
 
 
 class Burnin:
-    """One spool, and the program on it."""
+    """A spool with the burn-in program in it."""
 
     def __init__(self, home: Path) -> None:
         self.spool = home / "it"
@@ -50,7 +50,7 @@ class Burnin:
         return self.start().end()
 
     def kill(self) -> None:
-        """As when memory ends, or the power: the program and all that it started, at once."""
+        """Kill the program and its children at once, as by the OOM killer or a power failure."""
         assert self.process
         tree = ran(["pgrep", "-P", str(self.process.pid)])
         self.process.kill()
@@ -77,7 +77,7 @@ class Burnin:
         until(lambda: len(self.of(name)) >= count, 40)
 
     def until_step(self, count: int = 1) -> Burnin:
-        """Started, and at the step of this number."""
+        """Start, and wait for this number of steps to begin."""
         self.start().wait_for("step", count)
         return self
 
@@ -87,18 +87,18 @@ class Burnin:
         return self.end()
 
     def was_booted(self) -> None:
-        """The state it left, as if it were of the boot before."""
+        """Change the stored state to one from before a reboot."""
         (self.spool / "state.json").write_text(json.dumps({**self.state, "boot": "another-boot"}))
 
     def check(self) -> str:
-        """What `program burnin SPOOL check` refuses with."""
+        """Return the reason with which `program burnin SPOOL check` refuses, if any."""
         argv = [sys.executable, "-I", "-S", str(self.spool / "program"), "burnin", str(self.spool), "check"]
         said = ran(argv, check=True).stdout
         why: str = json.loads(said)["refused"]
         return why
 
     def tools(self) -> list[int]:
-        """The programs of SLOW that run."""
+        """Return the pids of the running SLOW tools."""
         assert self.process
         return [pid for pid in descendants(self.process.pid) if "time.sleep(60" in command_of(pid)]
 
@@ -220,7 +220,7 @@ def test_stop_ends_the_step_with_all_its_processes(burnin: Burnin, tmp_path: Pat
 
 
 def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: Burnin) -> None:
-    """systemd ends all processes of a unit, in any order."""
+    """systemd kills the processes of a unit in any order."""
     burnin.order(load("a", SLOW, step("last", "true"))).until_step()
     until(burnin.tools)
     (tool,) = burnin.tools()
@@ -243,7 +243,7 @@ def test_a_sampler_that_ends_is_told_unless_the_runner_is_ended_with_it(
     runner = burnin.process.pid
 
     def samplers() -> list[int]:
-        """The runner's child that has only its writer below it; it hears TERM by then."""
+        """Return the runner's children that have only a writer below them and handle TERM by then."""
         children = [pid for pid in descendants(runner) if (stat_of(pid) or ("", "", 0))[2] == runner]
         below = {pid: [command_of(one) for one in descendants(pid)] for pid in children}
         return [pid for pid, found in below.items() if found and "time.sleep(60" not in "".join(found)]
@@ -276,7 +276,7 @@ def test_a_stopped_campaign_may_be_resumed(burnin: Burnin) -> None:
 
 
 def test_term_that_nobody_asked_for_is_a_pause(burnin: Burnin) -> None:
-    """At shutdown systemd ends the unit like this; by anybody else's hand it is started again at once."""
+    """systemd stops the unit like this at shutdown; if anyone else does, it is restarted at once."""
     burnin.order(load("a", SLOW, step("last", "true"))).until_step()
     assert burnin.terminate() == 1
     assert "finished" not in burnin.names()
@@ -301,7 +301,7 @@ def test_no_step_begins_that_could_run_past_the_nodes_time(burnin: Burnin) -> No
 
 @pytest.mark.parametrize("version", ["3.6", "3.8"])
 def test_an_older_python_burns_in_as_well(burnin: Burnin, version: str) -> None:
-    """The health program in the same archive needs 3.9."""
+    """Unlike the burn-in, the health program in the same archive needs 3.9."""
     burnin.python = python(version) or pytest.skip(f"this machine has no Python {version}")
     assert burnin.order(load("a", step("one", "true"))).run() == 0
     assert (burnin.of("finished")[0]["ended"], burnin.of("error")) == ("done", [])
@@ -352,7 +352,7 @@ def test_check_names_what_is_in_the_way(burnin: Burnin) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A disk of a few MiB, as a place for spools."""
+    """Return a function that mounts a disk of a few MiB for spools."""
     if os.geteuid() != 0:
         pytest.skip("a disk of a few MiB needs root")
     place = tmp_path / "small"

@@ -1,4 +1,4 @@
-"""What the sampler makes of what tools print, and how it keeps it."""
+"""Samples parsed from the output of tools, and their storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINE = (
 
 
 class Room:
-    """A disk with room, or without."""
+    """A disk with or without free space."""
 
     def __init__(self) -> None:
         self.has = True
@@ -38,7 +38,7 @@ class Room:
 
 
 class Kept:
-    """A file of telemetry; what was said of its room, and the clock, are the test's."""
+    """A telemetry file with a fake clock and a log of its reports on free space."""
 
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file, self.room, self.said, self.clock = file, Room(), list[bool](), 1000.0
@@ -208,7 +208,7 @@ def test_nvlink_errors_are_summed_over_what_counts_as_an_error() -> None:
         "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n\n"
         "GPU 1: NVIDIA B200 (UUID: GPU-2)\n\t Link 4: Tx packets: 900\n\t Link 4: Rx Errors: 2\n"
         "\t Link 4: FEC Errors - 0: 55\n\t Link 4: Link recovery successful events: 9\n"
-        # Not errors: a healthy B300 counts these from its boot on (driver 595.91.07, public report).
+        # Not errors: a healthy B300 counts these from boot on (driver 595.91.07, public report).
         "\t Link 4: FEC Errors - 1: 7\n\t Link 4: Raw BER Lane 0: 2061\n\t Link 4: Raw Errors Lane 0: 82\n"
         "\t Link 7: Symbol Errors: 3\n\t Link 7: Symbol BER: 15e-255\n"
     )

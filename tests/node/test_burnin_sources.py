@@ -1,4 +1,4 @@
-"""The sources of telemetry, with real processes: hangs, ends, floods, and a child that does not die."""
+"""Telemetry sources with real processes: hangs, exits, floods, and a child that cannot be killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from provision.node.burnin.tool_output import without_field
 
 
 class Loop:
-    """Turns the sources over, as the sampler does."""
+    """Event loop over the sources, as in the sampler."""
 
     def __init__(self) -> None:
         self.told: list[str | None] = []
@@ -79,7 +79,7 @@ def test_one_that_ends_is_said_once_and_started_again(loop: Loop) -> None:
 
 @pytest.mark.parametrize("once", [False, True])
 def test_one_that_ends_a_moment_before_all_are_ended_is_not_said(loop: Loop, once: bool) -> None:
-    """systemd ends all processes of a unit, in any order."""
+    """systemd kills the processes of a unit in any order."""
     one = loop.source("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", once=once, every=20)
     loop.turn(one, lambda: one.due > 0 and one.child is None)
     assert one.tick(time.monotonic()) < time.monotonic() + 1
@@ -123,7 +123,7 @@ def test_one_that_cannot_be_killed_is_not_waited_for_nor_doubled(loop: Loop) -> 
         def __init__(self) -> None:
             reader, self.writer = os.pipe()
             self.stdout = os.fdopen(reader, "rb", 0)
-            self.pid = 2**22 + 12345  # nobody's
+            self.pid = 2**22 + 12345  # an unused pid
             started.append(self)
 
         def poll(self) -> int | None:
@@ -195,7 +195,7 @@ def test_ports_are_read_by_name(tmp_path: Path) -> None:
 def test_the_reader_says_which_port_it_is_at_before_it_reads(loop: Loop, tmp_path: Path) -> None:
     ports(tmp_path)
     (tmp_path / "mlx5_1/ports/1/state").unlink()
-    os.mkfifo(tmp_path / "mlx5_1/ports/1/state")  # opening it hangs
+    os.mkfifo(tmp_path / "mlx5_1/ports/1/state")  # opening it blocks
     one = loop.source("", begin=lambda: Forked(read_ports(0.1, set(), str(tmp_path))), patience=1.5)
     loop.turn(one, lambda: len(loop.told) == 1)
     assert loop.lines[:3] == ["?mlx5_0/1", "=mlx5_0/1,state=ACTIVE;rate=400;symbol_error=7", "?mlx5_1/1"]

@@ -1,4 +1,4 @@
-"""What is read of the CDI specification, of the driver's device files, and of the runtimes' settings."""
+"""Facts from the CDI specification, the driver's device files, and the settings of container runtimes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device(path: str, minor: int | None) -> str:
 
 
 def specification(*gpus: str, driver: str = DRIVER, minor: int | None = 0) -> str:
-    """As `nvidia-ctk cdi generate` 1.19 writes it: the form, not the whole content."""
+    """Return a specification in the form of `nvidia-ctk cdi generate` 1.19, shortened."""
     devices = [
         f'    - name: "{index}"\n      containerEdits:\n        deviceNodes:\n{device(path, minor)}'
         for index, path in enumerate(gpus)
@@ -42,7 +42,7 @@ def specification(*gpus: str, driver: str = DRIVER, minor: int | None = 0) -> st
 
 
 class Machine(Tree):
-    """Two GPUs. Only root makes device files: plain files stand for them, whose numbers are 0:0."""
+    """Two GPUs. Plain files replace device files, which only root can create; their numbers are 0:0."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -106,7 +106,7 @@ def test_what_it_names_and_the_machine_has_not(machine: Machine, text: str, stal
 
 
 def test_another_driver_than_the_one_in_use_is_stale(machine: Machine) -> None:
-    """Its libraries may still be there; a loaded driver and libraries that disagree are another matter."""
+    """Its libraries may still exist; a mismatch of loaded driver and libraries is a separate fault."""
     line = (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sat Aug 19 01:15:15 UTC 2023\nGCC version: x\n"
     )
@@ -160,7 +160,7 @@ def test_device_files_without_their_link_are_named(machine: Machine) -> None:
     machine.device("nvidia-caps/nvidia-cap1")
     found = ["/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
     assert machine.value("container.dev_char.missing") == found
-    machine.link("/dev/char/0:0", "../nvidia0")  # what stands for devices here has one number
+    machine.link("/dev/char/0:0", "../nvidia0")  # all replacements of device files have the same number
     assert machine.value("container.dev_char.missing") == []
 
 
@@ -211,7 +211,7 @@ def containerd(version: int, plugin: str, quote: str = '"') -> str:
     ],
 )
 def test_containerd_in_both_formats(host: Tree, text: str) -> None:
-    """Of the files alone, on a machine without the program."""
+    """Files alone decide on a machine without the program."""
     host.file("/etc/containerd/conf.d/99-nvidia.toml", text)
     assert host.value("container_runtime.containerd.imported") is False
     assert host.value("container_runtime.containerd.path") is None
@@ -231,7 +231,7 @@ def test_containerd_in_both_formats(host: Tree, text: str) -> None:
 
 
 TYPE, UNCONFIGURED = "container_runtime.containerd.runtime_type", "container_runtime.all.unconfigured"
-# containerd 1.6.20 config dump, cut: a drop-in without runtime_type; one of format 3 beside a main file of 2.
+# containerd 1.6.20 config dump, shortened: a drop-in without runtime_type; format 3 next to a main file of 2.
 WITHOUT_TYPE = """version = 2
 
 [plugins]

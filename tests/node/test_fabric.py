@@ -1,4 +1,4 @@
-"""Fabric manager and IMEX are found under every name their packages have had."""
+"""Facts about fabric manager and IMEX, under all names that their packages have had."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_names(package: str, program: str | None) -> None:
             False,
             True,
         ),
-        # A transitional package beside the one it stands for, and two that differ.
+        # A transitional package next to its successor, and two that differ.
         (
             {"nvidia-fabricmanager": ("1-1", True), "nvidia-fabricmanager-590": ("1-1", False)},
             "1-1",
@@ -109,7 +109,7 @@ def test_dpkg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["fabric.manager_held"] is True
 
 
-# --- the logs
+# --- logs
 
 HEAD = "[ERROR] [tid 841] "
 SWITCH = "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0"
@@ -147,7 +147,7 @@ def test_the_lines_of_this_boot_that_are_no_information_and_those_that_end_a_fau
         "[Foo 99 2026 99:99:99] [ERROR] [tid 9] no time",
         stamp(20) + HEAD + "failed to find the GPU handle 10187860174420860981 in the multicast team",
         stamp(10) + HEAD + "failed to find the GPU handle 5410063385821516767 in the multicast team",
-        stamp(5)[:9],  # still being written
+        stamp(5)[:9],  # an incomplete line
     ]
     first, second, third = manager_log(tree, "\n".join(lines))
     assert (first["line"], first["count"]) == (ready, 1)

@@ -1,4 +1,4 @@
-"""The firmware family: what it reads of a tree that looks like a machine's /sys and /proc."""
+"""The firmware family, on trees modelled on a machine's /sys and /proc."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.node.machine import Tree
 
-# As an H100's driver prints it once a program has opened the GPU.
+# Output of an H100's driver once a program has opened the GPU.
 INFORMATION = """\
 Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 430
@@ -67,7 +67,7 @@ def test_rdma_cards(tree: Tree) -> None:
     tree.lines("/sys/devices/pci0000:15/0000:18:00.0", current_link_width=8, max_link_width=16)
     tree.lines(f"{cards}/mlx5_0", fw_ver="28.39.3004", board_id="MT_0000000838")
     tree.link(f"{cards}/mlx5_0/device", "../../../devices/pci0000:15/0000:18:00.0")
-    (tree.root / cards.lstrip("/") / "rxe0").mkdir()  # made in software: no board, no firmware
+    (tree.root / cards.lstrip("/") / "rxe0").mkdir()  # a software device without board and firmware
     names = ("device", "address", "board_id", "firmware", "link_width", "link_width_max")
     assert [tuple(one[name] for name in names) for one in tree.value("firmware.rdma")] == [
         ("mlx5_0", "0000:18:00.0", "MT_0000000838", "28.39.3004", 8, 16),

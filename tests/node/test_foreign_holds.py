@@ -1,4 +1,4 @@
-"""Holds and version locks by others that keep the declared driver away; the roles' own are no finding."""
+"""Holds and version locks set by others that block the declared driver; the roles' own do not count."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_held_driver_library_of_a_third_version_is_named(debian: Machine) -> N
 @pytest.mark.parametrize(
     "other",
     [
-        paragraph("sitewatch", "1.0", "libnvidia-ml1 (= 570.195.03-1)"),  # not held
+        paragraph("sitewatch", "1.0", "libnvidia-ml1 (= 570.195.03-1)"),  # not on hold
         paragraph("sitewatch", "1.0", "libnvidia-ml1 (>= 570.195.03-1)", want="hold"),
         paragraph("sitewatch", "1.0", "libnvidia-ml1 (= 570.195.03-1) | libnvidia-ml2", want="hold"),
         paragraph("sitewatch", "1.0", "libnvidia-ml1 (= 580.126.09-1)", want="hold"),
@@ -91,9 +91,9 @@ def rhel(machine: Machine) -> Machine:
 @pytest.mark.parametrize(
     ("lock", "named"),
     [
-        ("nvidia-driver-cuda-3:570.195.03-1.el9.*", False),  # the role's own, or as if: it lets go of it
+        ("nvidia-driver-cuda-3:570.195.03-1.el9.*", False),  # equals the role's own lock, which it releases
         ("libnvidia-ml-3:570.195.03-1.el9.*", False),
-        ("nvidia-driver-cuda-3:560.35.03-1.el9.*", True),  # of no version that is installed
+        ("nvidia-driver-cuda-3:560.35.03-1.el9.*", True),  # a version that is not installed
         ("kmod-nvidia-open-dkms-3:570.195.03-1.el9.*", True),
         ("nvidia-driver*-570*", True),
         ("*nvidia*-3:570.195.03-1.*", True),
@@ -101,7 +101,7 @@ def rhel(machine: Machine) -> Machine:
         ("nvidia-driver-cuda-3:580.126.09-1.el9.*", False),
         ("!nvidia-driver-cuda-3:580.126.09-1.el9.*", True),
         ("!nvidia-driver-cuda-3:570.195.03-1.el9.*", False),
-        ("*nvidia*570*", False),  # dnf takes all of it as a name: every version of those is let in
+        ("*nvidia*570*", False),  # dnf reads all of it as a name, and admits every version of the matches
         ("nvidia-driver-cuda", False),
         ("vim-2:9-1.*", False),
     ],
@@ -123,7 +123,7 @@ def test_a_lock_to_a_release_of_the_declared_branch_keeps_nothing_away(rhel: Mac
 @pytest.mark.parametrize(
     ("name", "conditions", "named"),
     [
-        # The example of dnf5-versionlock(8).
+        # Example from dnf5-versionlock(8).
         ("*nvidia*", [(">=", "3:570"), ("<", "3:571")], True),
         ("*nvidia*", [(">=", "3:580"), ("<", "3:581")], False),
         ("nvidia-driver-cuda", [("=", "3:570.195.03-1.fc41")], True),

@@ -1,4 +1,4 @@
-"""Settings by others that keep apt or dnf from what is declared; sources are read by the real apt-get."""
+"""Settings by others that make apt or dnf deviate from the declared packages; sources are read by apt-get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = "/etc/apt/sources.list.d"
 
 @pytest.fixture
 def apt(machine: Machine) -> Machine:
-    """A machine with our source and a real apt-get that reads it."""
+    """Return a machine with our source and a real apt-get that reads it."""
     if shutil.which("apt-get") is None:
         pytest.skip("apt-get is not installed")
     machine.tool(
@@ -95,7 +95,7 @@ OURS_OF_DNF = OURS.partition("\n")[0] + "\n[nvidia-cuda]\nname=NVIDIA\nbaseurl=h
 
 @pytest.fixture
 def dnf(machine: Machine) -> Machine:
-    """A machine of the RHEL family with our repository. The real dnf: tests/printers/test_dnf.py"""
+    """Return a RHEL-like machine with our repository; tests/printers/test_dnf.py runs the real dnf."""
     machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
     machine.file(f"{REPOSITORIES}/nvidia-cuda.repo", OURS_OF_DNF)
     machine.tool("dnf", f"printf '{LISTED}'")
@@ -147,7 +147,7 @@ def test_repositories_without_an_address_or_with_our_name_are_told(dnf: Machine)
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        # As `dnf5 config-manager setopt` leaves it.
+        # Written by `dnf5 config-manager setopt`.
         ("/etc/dnf/repos.override.d/99-config_manager.repo", "[gon*]\nenabled=0\n"),
         ("/usr/share/dnf5/libdnf.conf.d/20-site.conf", "[main]\nskip_if_unavailable=True\n"),
         ("/etc/dnf/dnf.conf", "[main]\nskip_if_unavailable=1\n"),
@@ -212,7 +212,7 @@ def test_an_exclude_is_named_when_it_hides_nvidias_packages(machine: Machine) ->
     machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
     fact = "packages.580.126.09.overruled_by"
     machine.file("/etc/dnf/dnf.conf", "[main]\ngpgcheck=1\n# exclude=nvidia*\nexclude=kernel*\n")
-    # EPEL's users hide its own driver, and should.
+    # Users of EPEL rightly exclude its NVIDIA driver.
     machine.file("/etc/yum.repos.d/epel.repo", "[epel]\nbaseurl=https://epel.example/\nexcludepkgs=nvidia*\n")
     assert machine.value(fact) == []
     machine.file("/etc/dnf/dnf.conf", "[main]\nexcludepkgs = kernel*, *nvidia*\n")
@@ -239,7 +239,7 @@ def test_an_exclude_of_a_disabled_repository_hides_nothing(machine: Machine, wor
 def test_the_enabled_stream_of_a_module(machine: Machine) -> None:
     path, fact = "/etc/dnf/modules.d/nvidia-driver.module", "packages.nvidia-driver.stream"
     assert machine.value(fact) is None
-    # As dnf 4 writes it.
+    # Written by dnf 4.
     machine.file(path, "[nvidia-driver]\nname=nvidia-driver\nstream=560-open\nprofiles=\nstate=enabled\n")
     assert machine.value(fact) == "560-open"
     machine.file(path, "[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=disabled\n")

@@ -1,4 +1,4 @@
-"""The module that starts, watches and collects a burn-in, with systemd played by the test."""
+"""The module that starts, watches and collects a burn-in, with a simulated systemd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORDER = order(load("a", step("one", "true")), about={"profile": "smoke"})
 
 
 class Systemd:
-    """Says whether the unit runs, and notes what it was asked; starting it writes an event."""
+    """Fake systemd that reports the unit's state and records its calls; starting the unit writes an event."""
 
     def __init__(self, module: ModuleType, home: Path) -> None:
         self.real, self.home, self.active = module.run, home, False

@@ -1,4 +1,4 @@
-"""The module that runs programs on a node, with real processes: hangs, floods, programs that do not exist."""
+"""The module that runs programs on a node, with real processes: hangs, floods, missing programs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_program_that_ignores_term_is_killed_with_its_children(run: Run) -> No
 
 
 def test_a_child_left_behind_does_not_hold_us(run: Run) -> None:
-    """A background child keeps the pipe open: its parent's end is the end."""
+    """A background child keeps the pipe open, and the command ends with its parent."""
     code = "import os, time\nif os.fork() == 0: time.sleep(600)\nprint(os.getpid(), flush=True)"
     result = run(*python(code), deadline=20.0)
     assert result["rc"] == 0
@@ -125,7 +125,7 @@ def test_a_child_in_a_session_of_its_own_does_not_hold_us_either(run: Run) -> No
 
 @pytest.fixture
 def started(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The processes that the module has started."""
+    """Return the list of processes that the module starts."""
     processes, real = [], module.start
 
     def start(command: Any) -> Any:
@@ -139,7 +139,7 @@ def started(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_child_that_cannot_be_killed_is_left(
     run: Run, module: ModuleType, monkeypatch: pytest.MonkeyPatch, started: list[Any]
 ) -> None:
-    """A process in D state takes no signal: we must answer all the same."""
+    """A process in state D ignores signals, and the module must answer nevertheless."""
     pids: list[int] = []
     monkeypatch.setattr(module, "signal_group", lambda process, _number: pids.append(process.pid))
     try:
@@ -195,7 +195,7 @@ def test_the_fields_are_those_of_output(run: Run) -> None:
 RunAll = Callable[..., dict[str, dict[str, Any]]]
 
 
-# --- beside ---
+# --- samplers
 
 
 def a_command(name: str, *argv: str, deadline: float = 20.0, beside: str = "") -> dict[str, Any]:
@@ -267,7 +267,7 @@ def test_nothing_a_sampler_does_changes_its_companion(sampler: tuple[str, ...], 
 def test_a_sampler_that_cannot_be_killed_is_left(
     run_all: RunAll, module: ModuleType, monkeypatch: pytest.MonkeyPatch, started: list[Any]
 ) -> None:
-    """In D state it takes no signal: the answer comes all the same, with what it had said."""
+    """A sampler in state D ignores signals, and the module answers with the output it has."""
     monkeypatch.setattr(module, "signal_group", lambda _process, _number: None)
     try:
         outputs = run_all(
@@ -317,7 +317,7 @@ def test_a_wrong_call_is_refused(commands: list[dict[str, Any]], said: str, modu
         ("abc", "bcde", "de", False),  # the ring buffer dropped a line
         ("aaa", "aaaa", "a", False),
         ("abab", "ababab", "ab", False),
-        ("abc", "xyz", "xyz", True),  # it dropped all that was known
+        ("abc", "xyz", "xyz", True),  # it dropped all known lines
         ("", "ab", "ab", False),
         ("abc", "", "", True),
     ],
@@ -328,7 +328,7 @@ def test_what_came_since(before: str, after: str, fresh: str, lost: bool, module
 
 @pytest.fixture
 def kernel_log(tmp_path: Any, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A `dmesg` that prints a file, which is the kernel log."""
+    """Return a file that `dmesg` prints as the kernel log."""
     log = tmp_path / "log"
     log.write_text("[    1.0] Linux version 6.1\n")
     (tmp_path / "dmesg").write_text(f"#!/bin/sh\ncat {log}\n")
@@ -372,12 +372,12 @@ def test_a_kernel_log_nobody_may_read_says_so(module: ModuleType, tmp_path: Any)
     assert delta["stdout"] == ""
 
 
-# --- again ---
+# --- retries
 
 
 @pytest.fixture
 def run_again(module: ModuleType, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs a shell script with `$n`, the number of the try; gives the last output, and how often it ran."""
+    """Return a function that runs a shell script with `$n`, the number of the try, and counts the tries."""
     monkeypatch.setattr(module, "RETRY", 0.05)
 
     def call(script: str, **more: Any) -> tuple[dict[str, Any], int]:
@@ -456,7 +456,7 @@ def test_one_that_is_tried_again_stands_once_among_the_outputs(run_all: RunAll, 
 def test_an_error_of_a_pcie_port_comes_with_the_buses_below_it(
     form: str, module: ModuleType, tmp_path: Any
 ) -> None:
-    """The kernel said so at boot, and the check's GPUs are known by bus."""
+    """The kernel printed them at boot, and the check identifies its GPUs by bus."""
     port = tmp_path / "0000:64:01.0"
     port.mkdir()
     (port / "secondary_bus_number").write_text("101\n")
@@ -471,14 +471,14 @@ def test_an_error_of_a_pcie_port_comes_with_the_buses_below_it(
     ]
     assert module.bridges([XID, *errors], str(tmp_path)) == ["pci 0000:64:01.0: PCI bridge to [bus 65-66]"]
     if "device_id" in form:
-        return  # one line of a record, which has several
+        return  # one line of a multi-line record
     (event, _) = sorted(
         events([*module.bridges(errors, str(tmp_path)), *errors]), key=lambda one: one.address
     )
     assert event.below == (0x65, 0x66)
 
 
-# --- only some lines of it
+# --- filtered lines
 
 NOISE = "1795884709.100000 gpu-01 kernel: [UFW BLOCK] IN=eth0 OUT= SRC=10.0.0.1 DST=10.0.0.2 PROTO=TCP"
 FAULT = "1795884709.200000 gpu-01 kernel: NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."

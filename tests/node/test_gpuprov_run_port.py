@@ -1,4 +1,4 @@
-"""A program that waits for a server which was started beside it."""
+"""A program that waits for a server started together with it."""
 
 from __future__ import annotations
 

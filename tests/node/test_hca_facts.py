@@ -1,4 +1,4 @@
-"""The hca family: every RDMA port of a machine at once, over trees that look like its /sys."""
+"""The hca family: all RDMA ports of a machine at once, on trees modelled on its /sys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_counters_of_errors_and_null_for_those_a_port_does_not_have(tree: Tree) 
 def test_a_card_on_the_bus_without_a_driver_is_seen(tree: Tree) -> None:
     pci = "/sys/bus/pci/devices"
     tree.lines(f"{pci}/0000:20:00.0", **{"class": "0x020700", "vendor": "0x15b3", "device": "0x1021"})
-    tree.lines(f"{pci}/0000:21:00.0", **{"class": "0x020000", "vendor": "0x8086"})  # an ordinary card
+    tree.lines(f"{pci}/0000:21:00.0", **{"class": "0x020000", "vendor": "0x8086"})  # an ordinary network card
     assert tree.value("hca.functions") == [
         {"address": "0000:10:00.0", "device_id": "1021", "device": "mlx5_0", "link_width_max": 16},
         {"address": "0000:11:00.0", "device_id": "1021", "device": "mlx5_1", "link_width_max": 16},
@@ -105,7 +105,7 @@ def test_how_long_a_machine_has_run_since_its_first_process(bare: Tree) -> None:
     assert tree.value("clock.uptime_s") is None
     tree.file("/proc/uptime", "100000.25 799123.11\n")
     assert tree.value("clock.uptime_s") == 100000
-    # A container's first process is younger than the kernel; a name may hold spaces and brackets.
+    # A container's first process is younger than the kernel; a name may contain spaces and brackets.
     tree.file("/proc/1/stat", "1 (my (init) d) S 0 1 1 0 -1 4194560 " + "0 " * 12 + "9000000 0 0\n")
     assert tree.value("clock.uptime_s") == 100000 - 9000000 // 100
 

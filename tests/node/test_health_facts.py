@@ -1,4 +1,4 @@
-"""The families edac and nvme, and the driver's libraries, over trees that look like a machine's."""
+"""The families edac and nvme, and the driver's libraries, on trees modelled on a machine's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_libraries_that_cannot_be_loaded(tree: Tree) -> None:
     folder = "/usr/lib/x86_64-linux-gnu"
     tree.file(f"{folder}/libcuda.so.580.126.09", b"\x7fELF\x02")
     tree.link(f"{folder}/libcuda.so.1", "libcuda.so.580.126.09")
-    tree.file(f"{folder}/libcurl.so.4", b"")  # nobody's business
+    tree.file(f"{folder}/libcurl.so.4", b"")  # an unrelated library
     assert tree.value("driver.broken_libraries") == []
     tree.file(f"{folder}/libnvidia-ml.so.580.126.09", b"")
     tree.link(f"{folder}/libnvidia-ml.so.1", "libnvidia-ml.so.580.126.09")

@@ -1,4 +1,4 @@
-"""The program that reads a health result on the node: what it believes, and what it prints of Slurm."""
+"""The program that reads a health result on a node: the files it trusts, and its output about Slurm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULT = b'{"format": 1}'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as /run/gpuprov is, with a result in it; its owner stands for root."""
+    """Create a folder like /run/gpuprov with a result in it; its owner takes the role of root."""
     made = tmp_path / "run"
     made.mkdir(mode=0o755)
     made.chmod(0o755)
@@ -92,7 +92,7 @@ def test_a_link_a_folder_and_a_pipe_are_refused(folder: Path, tmp_path: Path) ->
     assert problem(folder) == ("refused", f"{file} is not a regular file")
     file.rmdir()
     os.mkfifo(file, 0o644)
-    assert problem(folder) == ("refused", f"{file} is not a regular file")  # and nobody waits for a writer
+    assert problem(folder) == ("refused", f"{file} is not a regular file")  # without waiting for a writer
     linked = tmp_path / "linked"
     linked.symlink_to(folder)
     assert problem(linked) == ("refused", f"{linked} is not a folder")
@@ -132,7 +132,7 @@ def test_no_template_for_ansible_is_in_it() -> None:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Path:
-    """A folder with Slurm's programs; scontrol prints what it was asked for."""
+    """Create a folder with Slurm's programs; scontrol prints its arguments."""
     made = tmp_path / "slurm"
     made.mkdir()
     tool(made, "slurmd", "exit 1")
@@ -152,7 +152,7 @@ def asked(folder: Path, slurm: Path) -> Any:
 def test_slurm_is_asked_for_this_node_by_its_short_name(folder: Path, slurm: Path) -> None:
     name = os.uname().nodename.partition(".")[0]
     assert asked(folder, slurm) == {"name": name, "text": f"show node {name}\n", "problem": ""}
-    assert run(folder, slurm=[str(slurm)])["slurm"] is None  # not asked for
+    assert run(folder, slurm=[str(slurm)])["slurm"] is None  # the request does not include Slurm
 
 
 def test_without_its_daemon_slurm_is_not_asked(folder: Path, slurm: Path) -> None:
@@ -184,7 +184,7 @@ def test_what_scontrol_prints_is_cut(folder: Path, slurm: Path) -> None:
 
 @pytest.fixture
 def follower(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program, as it runs for who follows the result."""
+    """Start the program in follow mode."""
     text = health_result_program({"folder": str(folder), "owner": os.geteuid(), "follow": True})
     command = [sys.executable, "-I", "-S", "-"]
     with subprocess.Popen(
@@ -198,7 +198,7 @@ def follower(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def follow(process: subprocess.Popen[bytes]) -> bytes:
-    """The result of the next answer, or why there is none; what comes first must be one."""
+    """Return the result in the next message, which must be an answer, or the reason for its absence."""
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
     answer = json.loads(unframed(b"".join(lines)))
@@ -208,7 +208,7 @@ def follow(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def replace(folder: Path, text: bytes) -> None:
-    """As the health program does: nobody ever sees a half."""
+    """Replace the result atomically, like the health program."""
     (folder / "new").write_bytes(text)
     (folder / "new").chmod(0o644)
     (folder / "new").rename(folder / "health.json")
@@ -248,7 +248,7 @@ def test_who_follows_is_told_that_the_node_lives_and_once_a_minute_what_did_not_
 
 @pytest.mark.parametrize("through", ["pipe", "socket"])
 def test_the_program_ends_soon_after_its_reader_and_is_light(folder: Path, through: str) -> None:
-    """sshd gives a program a pair of sockets, or pipes where it was built so."""
+    """sshd connects a program by a pair of sockets, or by pipes if it was built so."""
     text = health_result_program({"folder": str(folder), "owner": os.geteuid(), "follow": True})
     ours, theirs = os.pipe() if through == "pipe" else [end.detach() for end in socket.socketpair()]
     command = [sys.executable, "-I", "-S", "-"]
@@ -259,7 +259,7 @@ def test_the_program_ends_soon_after_its_reader_and_is_light(folder: Path, throu
         process.stdin.close()
         assert os.read(ours, 1 << 16).startswith(b"@gpuprov-facts")
         status = Path(f"/proc/{process.pid}/status").read_text()
-        # What it has for itself: the rest is Python's own text, which the kernel has once for all programs.
+        # Private memory only; the rest is Python's own code, which the kernel shares among processes.
         assert int(status.partition("RssAnon:")[2].split()[0]) < 8 * 1024
         assert int(status.partition("VmRSS:")[2].split()[0]) < 20 * 1024
         os.close(ours)

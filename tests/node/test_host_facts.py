@@ -1,4 +1,4 @@
-"""The families pci, cpu, memory, clock and limits, over trees that look like a machine's /sys and /proc."""
+"""The families pci, cpu, memory, clock and limits, on trees modelled on a machine's /sys and /proc."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OTHER_PORT, DISK = "0000:30:01.0", "0000:31:00.0"
 def config(
     control: int | None, buses: tuple[int, int] | None, length: int = 4096, broken: bool = False
 ) -> bytes:
-    """Configuration space of a device: a bridge above `buses`, with an ACS control register or without."""
+    """Return a configuration space: of a bridge above `buses`, and with an ACS control register if given."""
     space = bytearray(length)
     space[0:4] = b"\x86\x80\x52\x03"
     if buses:
-        space[0x0E] = 0x81  # of several functions, which must not matter
+        space[0x0E] = 0x81  # the multi-function bit, which must not matter
         space[0x18:0x1B] = bytes((0x17, *buses))
     if length > 256:
-        following = 0x100 if broken else 0x148  # advanced error reporting, then what follows it
+        following = 0x100 if broken else 0x148  # advanced error reporting, then the next capability
         space[0x100:0x104] = (0x0001 | 2 << 16 | following << 20).to_bytes(4, "little")
         if control is not None:
             space[0x148:0x150] = (0x000D | 1 << 16).to_bytes(4, "little") + b"\x5f\0" + bytes((control, 0))
@@ -36,7 +36,7 @@ def device(tree: Tree, address: str, kind: str, vendor: str = "0x8086", space: b
 
 @pytest.fixture
 def server(tree: Tree) -> Tree:
-    """A root port, a switch port and a GPU below each other; a disk below another root port."""
+    """Create a root port, a switch port and a GPU in a chain, and a disk below another root port."""
     device(tree, ROOT_PORT, "0x060400", space=config(0x1D, (0x18, 0x2F)))
     device(tree, SWITCH_PORT, "0x060400", space=config(0x00, (0x1B, 0x1B)))
     device(tree, GPU, "0x030200", "0x10de")
@@ -127,7 +127,7 @@ def test_the_iommu_is_that_of_the_gpus(server: Tree) -> None:
     assert server.value("pci.iommu_parameters") == ["intel_iommu=on", "iommu=pt"]
 
 
-# --- processors and memory
+# --- CPUs and memory
 
 
 def test_governors_are_named_once_and_none_is_no_trouble(tree: Tree) -> None:

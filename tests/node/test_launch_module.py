@@ -1,4 +1,4 @@
-"""gpuprov_launch on a node: what it opens and tells, and that closing leaves the node as it was."""
+"""The module gpuprov_launch on a node: the access it opens, its reports, and the complete undo on close."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def node(tmp_path: Path) -> LaunchNode:
 
 
 def cycle(node: LaunchNode) -> str:
-    """Open, admit and close; the file of keys in between."""
+    """Open, admit and close; return the file of keys before the close."""
     assert "failed" not in node.open()
     assert "failed" not in node.admit()
     between = node.keys.read_text()
@@ -70,7 +70,7 @@ def test_without_mpirun_and_slurm_it_says_so(node: LaunchNode) -> None:
 
 
 def test_host_keys_that_nobody_uses_any_more_are_not_told(node: LaunchNode) -> None:
-    """An ssh_host_dsa_key.pub of long ago must not keep a node out."""
+    """An obsolete ssh_host_dsa_key.pub must not keep a node out."""
     (node.ssh / "ssh_host_dsa_key.pub").write_text(f"ssh-dss {'B' * 68} root@a\n")
     (node.ssh / "ssh_host_empty_key.pub").write_text("")
     assert node.open()["gpuprov"]["host_keys"] == [f"ssh-ed25519 {'A' * 68}"]
@@ -138,7 +138,7 @@ def test_who_is_let_in_may_do_one_thing(node: LaunchNode) -> None:
     assert between == FOREIGN + added
 
 
-# --- as if it had never been ---
+# --- a complete undo ---
 
 
 @pytest.mark.parametrize("before", [FOREIGN, FOREIGN.rstrip("\n"), "", "\n", "one", None])
@@ -230,11 +230,11 @@ def test_a_file_of_keys_that_cannot_be_written_is_said_and_tried_again(node: Lau
     assert node.keys.read_text() == FOREIGN
 
 
-# --- what was started ---
+# --- started processes ---
 
 
 def started(mark: str | None, before: str = ":") -> subprocess.Popen[bytes]:
-    """A shell that waits, once `before` is done."""
+    """Start a shell that runs `before` and then waits."""
     env: dict[str, Any] = {"PATH": os.environ["PATH"], **({"GPUPROV_LAUNCH": mark} if mark else {})}
     program = f"{before}; echo; while :; do sleep 1; done"
     process = subprocess.Popen(["/bin/sh", "-c", program], env=env, stdout=subprocess.PIPE)
@@ -280,17 +280,17 @@ def test_closing_ends_what_runs_and_ending_what_is_not_open_does_nothing(node: L
         running.wait(timeout=60)
 
 
-# --- a login user who puts links where root would write ---
+# --- a login user who puts links into the path of root's files ---
 
 NOBODY = pwd.getpwnam("nobody")
 
 
 class Attacked(LaunchNode):
-    """A node whose login user owns the folder of keys; `precious`: a file of root beside it."""
+    """Node whose keys folder belongs to the login user; `precious`: root's file next to it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        for one in (folder, *folder.parents):  # pytest makes its folders for its own user alone
+        for one in (folder, *folder.parents):  # pytest's folders are closed to other users
             if one.stat().st_uid == os.geteuid() and not one.stat().st_mode & 0o001:
                 one.chmod(one.stat().st_mode | 0o011)
         self.private = folder / "private"

@@ -1,4 +1,4 @@
-"""The partitions of GPUs, as nvidia-smi lists them."""
+"""GPU partitions as listed by nvidia-smi."""
 
 from __future__ import annotations
 

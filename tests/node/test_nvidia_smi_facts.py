@@ -1,4 +1,4 @@
-"""nvidia_smi.*: what nvidia-smi prints into a cell is not always the value alone."""
+"""Facts nvidia_smi.*: cells in the output of nvidia-smi may hold more than the value."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ ROWS = [f"34, 00000000:{bus}:00.0, 15628210839{bus}" for bus in (10, 20, 30)]
 
 
 def machine_of(tree: Tree, answer: str) -> None:
-    """Three GPUs on the bus and a loaded driver, whose nvidia-smi prints `answer`."""
+    """Create three GPUs on the bus, a loaded driver, and an nvidia-smi that prints `answer`."""
     for bus in (10, 20, 30):
         tree.lines(
             f"/sys/bus/pci/devices/0000:{bus}:00.0", vendor="0x10de", device="0x26b9", **{"class": "0x030200"}

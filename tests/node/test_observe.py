@@ -1,4 +1,4 @@
-"""The program that runs on nodes, run as it is there: its text on standard input of an isolated Python."""
+"""The observing program, run as on a node: passed on standard input to an isolated Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.node.machine import KEY, KEY_FINGERPRINT, PROGRAM, Machine
 
 
 def pythons() -> list[str]:
-    """This Python, and the oldest supported one where it is installed and runs."""
+    """Return this Python, and the oldest supported one if it is installed and runs."""
     old = shutil.which("python3.6")
     ran = old and subprocess.run([old, "-c", "pass"], capture_output=True).returncode == 0
     return [sys.executable, *([old] if old and ran else [])]
@@ -71,7 +71,7 @@ def test_its_text_is_python_3_6_and_ascii() -> None:
 
 
 def test_it_imports_nothing_but_what_starting_python_imports_anyway() -> None:
-    """json, re or subprocess would double what an observation costs a node."""
+    """Importing json, re or subprocess would double the cost of an observation."""
     tree = ast.parse(PROGRAM)
     at_start = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     assert at_start == {"os", "select", "sys", "time"}
@@ -175,7 +175,7 @@ def test_packages(packages: Callable[[str], Any], fact: str, value: Any) -> None
 
 
 def test_blank_lines_between_packages_may_be_several(machine: Machine) -> None:
-    """As a hand leaves them; dpkg reads over them."""
+    """Manual edits can leave such lines, and dpkg ignores them."""
     one = "Package: {}\nStatus: install ok installed\nArchitecture: all\nVersion: 1-1\n"
     machine.file("/var/lib/dpkg/status", one.format("first") + "\n\n" + one.format("second") + "\n\n\n\n")
     assert machine.value("package.first.version") == "1-1"
@@ -443,7 +443,7 @@ def test_an_unknown_fact_is_a_problem(machine: Machine, fact: str) -> None:
 
 
 def test_a_tool_that_hangs_costs_its_own_facts_only(machine: Machine) -> None:
-    """Also one that ignores being asked to end, and whose child keeps the pipe open."""
+    """The tool ignores TERM, and its child keeps the pipe open."""
     machine.tool("systemctl", "trap '' TERM HUP INT; sleep 300 & sleep 300")
     machine.tool("modinfo", "echo 580.126.09")
     facts, problems = machine.ask("service.ssh.active", "driver.installed_version", probe_seconds=0.3)
@@ -453,7 +453,7 @@ def test_a_tool_that_hangs_costs_its_own_facts_only(machine: Machine) -> None:
 
 
 def test_a_file_that_hangs_costs_its_own_fact_only(machine: Machine) -> None:
-    """The reading process is stopped, as a file system that does not answer would stop it."""
+    """A sleep in the reading process stands for a file system that does not answer."""
     machine.file("/etc/after", "here")
     text = PROGRAM.replace(
         "def file_attribute(path, attribute):",

@@ -1,4 +1,4 @@
-"""The facts about all packages whose names match a pattern, on dpkg and on rpm."""
+"""Facts about all packages with names that match a pattern, on dpkg and rpm."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_family_brings_the_family_it_is_built_on_and_no_other() -> None:
 
 
 def test_a_database_that_cannot_be_read_whole_answers_nobody(tree: Tree) -> None:
-    """Several families read it, once: none may take what was read before the error for all there is."""
+    """Several families share one read, and none may take the part before the error for the whole."""
     tree.file("/var/lib/dpkg/status", DPKG)
     (tree.root / "var/lib/dpkg/updates/0001").mkdir(parents=True)
     facts = ["fabric.manager_package", "package.bash.version", "packages.b?sh.versions"]

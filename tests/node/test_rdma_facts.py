@@ -1,4 +1,4 @@
-"""The rdma family, over trees that look like /sys/class/infiniband of an InfiniBand and a RoCE port."""
+"""The rdma family, on trees modelled on /sys/class/infiniband with an InfiniBand and a RoCE port."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tree(tree: Tree) -> Tree:
     for index, (gid, kind) in enumerate(gids):
         tree.lines(f"{ROCE}/ports/1/gids", **{str(index): gid})
         tree.lines(f"{ROCE}/ports/1/gid_attrs/types", **{str(index): kind})
-    tree.lines(f"{ROCE}/ports/1/gids", **{"4": ZERO_GID})  # the kernel refuses to say its type
+    tree.lines(f"{ROCE}/ports/1/gids", **{"4": ZERO_GID})  # the kernel does not return its type
     tree.lines(f"{ROCE}/ports/1/gid_attrs/ndevs", **{"0": "eth2"})
     tree.lines("/sys/class/net/eth2", mtu=9000)
     return tree
@@ -184,7 +184,7 @@ dscp2prio mapping:
 def test_what_a_roce_port_trusts_and_where_it_notifies_of_congestion(
     tools: dict[str, str], trust: str | None, tree: Tree
 ) -> None:
-    tree.tool("sh", f'PATH={tree.root}/usr/bin:$PATH exec /bin/sh "$@"')  # the tree's tools instead of ours
+    tree.tool("sh", f'PATH={tree.root}/usr/bin:$PATH exec /bin/sh "$@"')  # the tree's tools replace ours
     for name, script in tools.items():
         tree.tool(name, script)
     entry = {"device": "mlx5_bond_0", "port": "1", "trust": trust}

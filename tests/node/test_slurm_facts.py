@@ -1,4 +1,4 @@
-"""The family slurm: what scontrol of Slurm 22.05 to 24.11 prints of a node and of the configuration."""
+"""The family slurm: output of scontrol in Slurm 22.05 to 24.11 about a node and the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.node.machine import Tree
 
 HOST = os.uname().nodename.partition(".")[0]
-# Slurm 24.11.5 of Debian 13, cut.
+# Slurm 24.11.5 of Debian 13, shortened.
 CONFIG = """\
 Configuration data as of 2026-11-25T23:25:31
 AccountingStorageBackupHost = (null)
@@ -35,7 +35,7 @@ FACTS = ("slurm.health_check_program", "slurm.health_check_interval", "slurm.pro
 
 
 def prints(tree: Tree, text: str, status: int = 0, question: str = "show config") -> None:
-    """Have scontrol print this, to that question alone."""
+    """Make scontrol print this text, for this question only."""
     tree.file("/answer", text)
     tree.tool("scontrol", f'[ "$*" = "{question}" ] || exit 9\n/bin/cat {tree.root}/answer\nexit {status}')
 
@@ -80,14 +80,14 @@ def test_the_gpus_that_slurm_hands_out(tree: Tree, text: str, gpus: int) -> None
 
 
 def test_a_node_that_has_fewer_than_slurm_conf_says_is_counted_by_what_it_has(tree: Tree) -> None:
-    """Slurm 24.11.5, cut: gres.conf with 4 of the 8 GPUs."""
+    """Slurm 24.11.5, shortened: gres.conf has 4 of the 8 GPUs."""
     reason = "   Reason=gres/gpu count reported lower than configured (4 < 8) [root@2026-11-29T09:37:14]\n"
     said = gres("gpu:8").replace(
         "   NodeAddr", "   State=UNKNOWN+DRAIN+INVALID_REG ThreadsPerCore=1\n   NodeAddr"
     )
     prints(tree, said + reason, question=f"show node {HOST}")
     assert tree.value("slurm.gpus") == 4
-    prints(tree, gres("gpu:8") + reason, question=f"show node {HOST}")  # of a node that was taken again
+    prints(tree, gres("gpu:8") + reason, question=f"show node {HOST}")  # the node was resumed
     assert tree.value("slurm.gpus") == 8
 
 
