@@ -53,7 +53,7 @@ def burned(
     batches: int = BATCHES,
     numbers: Sequence[int] = NUMBERS,
 ) -> str:
-    """Return RVS's output. `rates`: by GPU, in Gflop/s; `wrong`: GPUs with wrong results;
+    """Return RVS's output for a burn. `rates`: by GPU, in Gflop/s; `wrong`: GPUs with wrong results;
     `ended`: GPUs with a dead worker, and the reason; `silent`: GPUs without a line."""
     text = "[RESULT] [ 54433.732433] Action name :gpuprov-burn\n[RESULT] [ 54433.733858] Module name :gst\n"
     for index, number in enumerate(numbers):

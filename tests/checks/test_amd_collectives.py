@@ -1,5 +1,5 @@
-"""Collectives on AMD GPUs: rccl-tests output as src/common.cu at ae3e635 and newer releases print it
-(public outputs of MI350X with RCCL 2.27), with the rates that AMD publishes for eight MI300X."""
+"""Collectives on AMD GPUs: rccl-tests output, with the rates that AMD publishes for eight MI300X.
+Forms: src/common.cu at ae3e635, and newer releases in public outputs of MI350X with RCCL 2.27."""
 
 from __future__ import annotations
 

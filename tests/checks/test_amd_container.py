@@ -1,5 +1,5 @@
-"""GPU access from containers on AMD nodes, tested with rocminfo. Forms: an MI250X in ROCm/rocm_smi_lib
-issue 165, and rocminfo 5.2 of Debian."""
+"""GPU access from containers on AMD nodes, tested with rocminfo.
+Forms: an MI250X in ROCm/rocm_smi_lib issue 165, and rocminfo 5.2 of Debian."""
 
 from __future__ import annotations
 

@@ -322,8 +322,8 @@ def worst(lines: Sequence[str]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("part", range(6))
 def test_no_added_line_lowers_the_worst_verdict_or_action(part: int) -> None:
-    """Added lines raise it or leave it unchanged, except a successful reset. Repetition, timestamps and user
-    texts change nothing, nor does the order of lines without a reset."""
+    """Added lines raise it or leave it unchanged, except a successful reset.
+    Repetition, timestamps and user texts change nothing, nor does the order of lines without a reset."""
     for number in range(times(50, 20_000 // 6)):
         chance = random.Random(f"{SEED} {part} {number}")  # noqa: S311
         moments = [100 + chance.random() * chance.choice((0.5, 30, 4000)) for _ in range(12)]

@@ -1,5 +1,5 @@
-"""Tests of rdma_loopback and nccl_network on AMD GPU nodes, with messages from perftest's source
-(src/rocm_memory.c, src/perftest_parameters.c and src/perftest_resources.c at 00b55b6)."""
+"""Tests of rdma_loopback and nccl_network on AMD GPU nodes, with messages from perftest's source.
+Files: src/rocm_memory.c, src/perftest_parameters.c and src/perftest_resources.c at 00b55b6."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Properties of any fleet: findings depend neither on the order of nodes, results and inventory, nor on
-host names."""
+"""Invariance of a fleet's findings under the order of nodes, results and inventory, and under host names."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def test_every_check_has_a_healthy_and_a_sick_sample(check: str) -> None:
 
 @every_check
 def test_no_cut_and_no_lost_line_turns_fail_into_pass(check: str) -> None:
-    """Cuts every output that fails at every position, or at as many as time permits."""
+    """Failing outputs are cut at every position, or at as many as time permits."""
     acquitted = []
     failing = of(check, Verdict.FAIL)
     outputs = sum(len(spoken(one, logs=False)) for one in failing)

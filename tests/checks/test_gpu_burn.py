@@ -87,8 +87,8 @@ def test_a_result_before_the_time_was_up_is_refused() -> None:
 
 
 def test_a_burn_that_never_finds_a_gpu_names_the_reason() -> None:
-    """Recorded with gpu-burn 20240115 (Debian 13) and no usable GPU: workers abort and are restarted until
-    it is killed at its deadline."""
+    """Recorded with gpu-burn 20240115 (Debian 13) and no usable GPU.
+    Workers abort and are restarted until gpu-burn is killed at its deadline."""
     worker = (
         "terminate called after throwing an instance of 'std::runtime_error'\n"
         "  what():  Error (gpu_burn-drv.cpp:302): no CUDA-capable device is detected\n"

@@ -1,6 +1,6 @@
-"""Properties of any log with lines about the machine around the GPUs. An added line never improves the node's
-verdict or action; order, repetition, timestamps, a second log, reading in parts and user texts change no
-finding."""
+"""Properties of any log with lines about the machine around the GPUs.
+An added line never improves the node's verdict or action; order, repetition, timestamps, a second log,
+reading in parts and user texts change no finding."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def test_no_stamp_changes_anything() -> None:
 
 
 def test_two_logs_and_a_log_read_in_parts_show_the_same() -> None:
-    """The ring buffer lacks lines that the journal has, and vice versa; the health program reads the journal
-    from where its last run ended."""
+    """The ring buffer lacks lines that the journal has, and vice versa.
+    The health program reads the journal from where its last run ended."""
     for case in cases("parts"):
         some = texts(case.draw)
         expected = case.told(stamped(some))
@@ -238,7 +238,7 @@ def _pieces(draw: random.Random) -> list[str]:
 
 
 def _comm(draw: random.Random, text: str) -> str:
-    r"""Cut a name to 15 bytes, where the kernel and dmesg write an unprintable byte as \x and two hexadecimal
-    digits."""
+    r"""Cut a name to 15 bytes.
+    The kernel and dmesg write an unprintable byte as \x and two hexadecimal digits."""
     units = re.findall(r"\\x[0-9a-f]{2}|.", text)[: draw.randint(1, 15)]
     return "".join(units)

@@ -1,5 +1,5 @@
-"""Properties of any kernel log: an added line never improves a node, and order, repetition, timestamps and
-user texts change no finding."""
+"""Properties of any kernel log: an added line never improves a node.
+Order, repetition, timestamps and user texts change no finding."""
 
 from __future__ import annotations
 

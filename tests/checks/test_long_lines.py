@@ -1,4 +1,4 @@
-"""Parsing a line of a megabyte takes linear time: every check, with one line of its samples made that long.
+"""Linear parsing time for a line of a megabyte: every check, with one line of its samples lengthened.
 Patterns alone are tested in tests/test_linear_patterns.py."""
 
 from __future__ import annotations

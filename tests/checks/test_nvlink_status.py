@@ -121,8 +121,8 @@ def test_a_counter_that_one_link_does_not_give_is_missed() -> None:
     [("[GPU is lost]", "fail"), ("Unknown Error", "fail"), ("Insufficient Permissions", "error")],
 )
 def test_an_nvml_error_in_place_of_a_link_or_a_counter_names_the_gpu(error: str, verdict: str) -> None:
-    """The texts are those of nvmlErrorString (provision/checks/gpu/gpu_answers.py); no capture of these two
-    outputs has them."""
+    """The texts are those of nvmlErrorString (provision/checks/gpu/gpu_answers.py).
+    No capture of these two outputs has them."""
     links = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
     lost = links.replace("Link 5: 26.562 GB/s", f"Link 5: {error}")
     measured = {

@@ -99,8 +99,8 @@ def _limits_of(check: str) -> dict[str, thresholds.Threshold]:
 
 @pytest.mark.parametrize("check", [name for name in WITH_COMMANDS if _limits_of(name)])
 def test_readiness_engine_pr_6_a_gate_that_cannot_be_evaluated(check: str) -> None:
-    """NVIDIA/cluster-readiness-engine#5, PR #6: without a limit, or without the measurement it applies to,
-    the threshold gate answered "passed"."""
+    """NVIDIA/cluster-readiness-engine#5, PR #6: the threshold gate answered "passed" without a limit, or
+    without the measurement that the limit applies to."""
     healthy = [one for one in scenarios(check) if one.verdict is Verdict.PASS and one.node.sku == "h100-sxm"]
     if not healthy:
         pytest.skip(f"tests/fixtures/{check} has no healthy sample: test_fuzz.py says so")
@@ -155,8 +155,8 @@ def test_superbenchmark_410_ansible_that_is_not_there(
 
 @pytest.mark.parametrize("role", expectations.roles_in_order())
 def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
-    """dell/omnia#2614: "Provisioning completed but cuda and ofed are not installed". A role that left nothing
-    on a node is not done: its expectations do not hold, and neither do unreadable ones."""
+    """dell/omnia#2614: "Provisioning completed but cuda and ofed are not installed".
+    A role's expectations must fail on a bare node, and unreadable facts never satisfy them."""
     node: dict[str, Any] = {
         "os": {
             "id": "ubuntu", "version_id": "24.04", "codename": "noble", "family": "debian", "arch": "x86_64",
@@ -183,8 +183,8 @@ def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
 
 @pytest.mark.parametrize("check", ON_NVIDIA)
 def test_soperator_scripts_that_exit_0_on_error(check: str) -> None:
-    """nebius/soperator PR #1323 and #1377: on status ERROR, or for an unlisted platform, the check script
-    exits with 0."""
+    """nebius/soperator PR #1323 and #1377: the check script exits with 0 on status ERROR, or for an
+    unlisted platform."""
     assert shell_sees(result(check, (), error="Timed out after 195 second(s).")) is ExitCode.INCOMPLETE
 
 
@@ -198,8 +198,8 @@ def test_soperator_a_platform_that_is_not_known() -> None:
 
 
 def test_oci_hpc_corruption_check_that_counts_minus_one() -> None:
-    """oracle-quickstart/oci-hpc, gpu_sdc_checker.py: a crashed test counts -1 errors, and results are
-    compared with results of the same GPU, which repeats its errors."""
+    """oracle-quickstart/oci-hpc, gpu_sdc_checker.py: a crashed test counts -1 errors.
+    Results are compared with results of the same GPU, which repeats its errors."""
     died = result("gpu_burn", sample("gpu_burn", "died-gpu6.txt"))
     assert died.verdict is Verdict.ERROR
     assert any(finding.device == "gpu6" for finding in died.findings)
@@ -271,8 +271,8 @@ ASKED_OTHERWISE = {
 
 
 def test_cloud_native_stack_no_task_is_ignored() -> None:
-    """NVIDIA/cloud-native-stack: 45 tasks of its validation have ignore_errors. No task here has, and the
-    outcome of each task that may fail (`failed_when: false`) is verified afterwards."""
+    """NVIDIA/cloud-native-stack: 45 tasks of its validation have ignore_errors.
+    No task here has, and later tasks verify the outcome of those that may fail (`failed_when: false`)."""
     ignored, unread = [], []
     for path in [*ROLES.rglob("*.yml"), *PLAYBOOKS.rglob("*.yml")]:
         if "tasks" not in path.parts and "handlers" not in path.parts and path.parent != PLAYBOOKS:

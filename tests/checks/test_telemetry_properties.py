@@ -1,6 +1,6 @@
-"""Properties of any samples of GPUs under load, in checks and burn-ins, of both vendors: order and repetition
-change no finding, an added healthy sample or fault never improves a verdict, and no GPU is blamed for the
-fault of another."""
+"""Properties of any samples of GPUs under load, in checks and burn-ins, of both vendors.
+Order and repetition change no finding, an added healthy sample or fault never improves a verdict, and no
+GPU is blamed for the fault of another."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def test_one_more_fault_never_improves_a_verdict(cases: Cases) -> None:
 
 
 def _explains(node: Node, more: Node, gpu: int, fault: str) -> bool:
-    """Whether this fault may lower the required action, as a lost GPU hides its other faults, and
-    `requires reset` replaces `Unknown Error`."""
+    """Whether this fault may lower the required action.
+    A lost GPU hides its other faults, and `requires reset` replaces `Unknown Error`."""
     others = set().union(*node.faults.values()) - set(HIDING)
     errors = {cell["error"] for cell in more.of(gpu)}
     return fault in HIDING and (bool(others) or ("[GPU requires reset]" in errors and LOST not in errors))

@@ -1,5 +1,5 @@
-"""Ansible's connection settings from files and environment become node variables with the meaning that they
-have for Ansible."""
+"""Ansible's connection settings from files and environment, converted to node variables.
+Each keeps the meaning that it has for Ansible."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A broken inventory is reported in one line with its location and one with the remedy, without internals of
-Ansible or gpuprov."""
+"""Errors of broken inventories: one line with the location and one with the remedy.
+Neither shows internals of Ansible or gpuprov."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cache of renderings: shared only by nodes that agree in all values read; the facts to request cover every
-kind of machine nevertheless."""
+"""Cache of renderings, shared only by nodes that agree in all values read.
+The facts to request still cover every kind of machine."""
 
 from __future__ import annotations
 

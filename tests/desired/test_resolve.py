@@ -89,8 +89,8 @@ def seen_by_up(view: resolve.View) -> Any:
 
 @pytest.fixture(scope="module")
 def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
-    """Return the values of each template on gpu-02 in `drift` and in `up`: all in one option, except `plain`
-    in a separate one, so that no other template gets it resolved. (Each option costs a start of Ansible.)"""
+    """Return the values of each template on gpu-02 in `drift` and in `up`.
+    All share one option, as each costs a start of Ansible, except `plain`, which others may not get resolved."""
     selected = inventory.select(inventory.load(source), "gpu-02")  # the templates refer to the other nodes
     found: dict[str, tuple[Any, Any]] = {}
     for names in (TEMPLATES.keys() - {"plain"}, {"plain"}):

@@ -1,5 +1,4 @@
-"""Properties of drift in any fleet: the report depends neither on the order of nodes and answers nor on host
-names."""
+"""Invariance of a fleet's drift report under the order of nodes and answers, and under host names."""
 
 from __future__ import annotations
 

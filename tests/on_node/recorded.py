@@ -1,5 +1,5 @@
-"""Recordings of simulated machines of the detection benchmark: the input of the node's health program, and
-the controller's verdict on the same input."""
+"""Recordings of simulated machines of the detection benchmark.
+They hold the input of the node's health program and the controller's verdict on the same input."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HEALTHY = trial.HEALTHY
 
 
 def of(keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Record each trial, given as a key of the catalogue (or HEALTHY) and a seed, in separate simulator
-    processes. Trials of whole fleets are left out, since no node knows its fleet."""
+    """Record trials, each a key of the catalogue (or HEALTHY) and a seed, in separate simulator processes.
+    Trials of whole fleets are left out, since no node knows its fleet."""
     return [one for one in machine.pooled(recorded, keys, 1, chunksize=4) if one is not None]
 
 
 def recorded(what: tuple[str, int]) -> dict[str, Any] | None:
-    """Record one trial: the node's `facts`, `problems` and `variables`, `raws` by check, and the verdict of
-    the `controller` on these checks alone."""
+    """Record one trial: the node's `facts`, `problems` and `variables`, and `raws` by check.
+    `controller` holds the controller's verdict on these checks alone."""
     key, seed = what
     rng = generator(key, seed, False)
     case, sku = Case(), ""

@@ -1,8 +1,7 @@
-"""The node's health program judges like the controller in every trial of the detection benchmark about a
-single node, run as the packed program under each Python that it supports.
+"""Agreement of health program and controller in all single-node trials of the detection benchmark.
 
-The seed is that of all tests. CI tries one class in three under the oldest and the newest Python, the long
-run tries all.
+The packed program runs under each Python that it supports. The seed is that of all tests. CI tries one class
+in three under the oldest and the newest Python, the long run tries all.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ FLEET = racked(12, 4)
 
 
 def campaign(fleet: Topology, late: tuple[str, ...] = (), rail: str = "", by: float = 5.0) -> Any:
-    """Judge all rounds of a fleet in which pairs of all these nodes are late, on one rail or on all; racks
-    are three switches apart."""
+    """Judge all rounds of a fleet in which pairs of all these nodes are late, on one rail or on all.
+    Racks are three switches apart."""
 
     def latency(pair: Pair, on: str) -> float:
         usual = 1.87 if fleet.spans(pair) else 1.25
