@@ -148,7 +148,7 @@ def test_a_burn_that_partitioned_gpus_cannot_take_is_in_the_record(
 
 
 def usual(**more: Any) -> dict[str, Any]:
-    """Return the additional samples of a loaded MI300X that NVIDIA GPUs lack."""
+    """Return the samples of a loaded MI300X in addition to those of any GPU."""
     return {"violations": "0x0", "throttle": "", "pcie_replays": 5, **more}
 
 

@@ -1,4 +1,4 @@
-"""The controller's side of a burn-in, with nodes that behave like the module, and nodes that misbehave."""
+"""The controller's side of a burn-in, with nodes that answer like the module or misbehave."""
 
 from __future__ import annotations
 

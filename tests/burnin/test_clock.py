@@ -1,4 +1,4 @@
-"""Timestamps follow the controller's clock, however wrong a node's clock is."""
+"""Timestamps on the controller's clock, however wrong a node's clock is."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_program_that_not_one_node_has_is_told_where_only_those_who_attend_mea
 ) -> None:
     assert measured(OPTIONAL, NONE_THERE, NONE_THERE) == [Verdict.PASS, Verdict.PASS]
     assert measured(WANTED, NONE_THERE, NONE_THERE) == [Verdict.ERROR, Verdict.ERROR]
-    # Other nodes have it, or the second node's state is unknown.
+    # The unreachable node may have it.
     assert measured(OPTIONAL, NONE_THERE, "it cannot be reached") == [Verdict.ERROR, Verdict.ERROR]
 
 

@@ -1,4 +1,4 @@
-"""The plan keeps racks and fleet below their limits, for any fleet and however late nodes start."""
+"""Plans that keep racks and fleet below their limits, for any fleet and however late nodes start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Untrusted data from nodes is validated piece by piece: names, sizes, cut lines, hostile text, secrets."""
+"""Validation of untrusted data from nodes: names, sizes, cut lines, hostile text, secrets."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_line_that_asks_for_nothing_is_not(line: str) -> None:
 def test_burnin_keeps_each_and_ends_at_what_breaks_a_gpu(kind: str, line: str) -> None:
     meaning = driver_log.MEANINGS[kind]
     if meaning.source_of:
-        return  # burn-ins match these lines through the check, which reads the log between two loads
+        return  # the burn-in's own log check, between two loads, reads these
     assert message_of(line, driver_log.kept_lines()) == {"kernel": {"line": line}}
     ended = amd_fatal(line, driver_log.fatal_lines(), {"0000:65:00": "gpu3"}) is not None
     assert ended is (meaning.level == "fail")

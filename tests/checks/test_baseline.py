@@ -1,4 +1,4 @@
-"""Limits learnt from runs: the value most devices reach, less a margin; unusable samples teach nothing."""
+"""Limits learnt from runs: the value most devices reach, less a margin; none from unusable samples."""
 
 from __future__ import annotations
 

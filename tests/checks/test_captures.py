@@ -1,4 +1,4 @@
-"""Every real capture is parsed completely, or refused for the reason stated here.
+"""Real captures, each parsed completely or refused for the reason stated here.
 
 The captures cannot be redistributed: see the fixture `captures`. tests/lab_silicon/test_shapes.py compares
 the simulated tools with the same files.

@@ -1,4 +1,4 @@
-"""Tests of ddp_scaling: the meaning of its numbers, refused reports of ranks, and the program on the node."""
+"""Tests of ddp_scaling: the meaning of its numbers, refused reports, and the program on the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of disk_speed: its file stays inside the folder and is always removed, and failures have a reason."""
+"""Tests of disk_speed: its file stays in its folder and is always removed, and failures have a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in nvidia-smi output of real drivers, read by gpu_inventory (public reports, NVIDIA documents)."""
+"""Values in nvidia-smi output of real drivers (public reports, NVIDIA documents), read by gpu_inventory."""
 
 from __future__ import annotations
 

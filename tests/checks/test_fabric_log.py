@@ -1,4 +1,4 @@
-"""Fabric manager and IMEX logs: current faults, faults ended by later lines, duplicates in the kernel log."""
+"""Logs of fabric manager and IMEX: current faults, ended faults, and duplicates in the kernel log."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_slots_with_fewer_lanes_are_compared_with_their_like() -> None:
 
 
 def test_ports_of_another_rate_are_compared_with_their_like() -> None:
-    """A split cable runs at 200 Gb/s by design, and its limits are not those of a 400 Gb/s port."""
+    """A split cable runs at 200 Gb/s by design, under other limits than a 400 Gb/s port."""
 
     def over(name: str, share: float, rate: float) -> NodeHealth:
         one = node(name, {"": share}, check="nccl_network", metric="rail_share")

@@ -1,4 +1,4 @@
-"""Invariance of a fleet's findings under the order of nodes, results and inventory, and under host names."""
+"""Invariance of a fleet's findings under host names and the order of nodes, results and inventory."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ Found = dict[str, tuple[Verdict, tuple[str, ...]]]
 
 
 def found(report: FleetHealth, back: Mapping[str, str]) -> tuple[Found, list[str], list[str]]:
-    """Return each node's verdict and findings, those of the fabric, and the values without a comparison."""
+    """Return verdict and findings of each node, the fabric's findings, and values without a comparison."""
 
     def named(finding: Finding) -> str:
         hosts = sorted(back[name] for name in NAME.findall(finding.device))

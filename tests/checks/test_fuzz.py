@@ -1,4 +1,4 @@
-"""No tool output can fool a check: every registered check is run on mutations of its samples."""
+"""Mutations of samples, with which every registered check is run: no tool output can fool a check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that is lost during a test is named, whatever the test program prints about it."""
+"""GPUs lost during a test: they are named, whatever the test program prints about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Round trip of report.json: parsing returns what was written."""
+"""Round trip of report.json: parsing returns the original report."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def test_a_node_remembers_each_kind_and_no_more_than_it_counts() -> None:
 
 
 def test_a_node_sends_each_line_that_is_judged() -> None:
-    """A node filters a long journal by these patterns, and all checks read the same lines."""
+    """A node filters a long journal by these words, and all checks read the same lines."""
     (journal, _) = host_lines.commands()
     printed = [line for lines in (*TROUBLE.values(), *HARMLESS.values()) for line in lines]
     judged = [line for line in printed if host_lines.kind_of(line)]

@@ -1,4 +1,4 @@
-"""Text chosen by an unprivileged user is never read as a driver message in the kernel log."""
+"""Text chosen by unprivileged users, never read as a driver message in the kernel log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Related errors in the kernel log become one finding, on the part that failed first."""
+"""Related errors in the kernel log: one finding, on the part that failed first."""
 
 from __future__ import annotations
 

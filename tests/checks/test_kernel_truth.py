@@ -1,4 +1,4 @@
-"""An incident has the worst level and action of its lines, and blames the line that outranks the others."""
+"""Incidents: the worst level and action of their lines, and blame for the line that outranks the others."""
 
 from __future__ import annotations
 

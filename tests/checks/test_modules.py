@@ -1,4 +1,4 @@
-"""Checks are known by name and stage without being imported."""
+"""Registry of checks: names and stages are known without importing the checks."""
 
 from __future__ import annotations
 

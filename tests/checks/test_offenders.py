@@ -1,4 +1,4 @@
-"""A fault that recurs after a repair gets a stronger action, with the runs that show it."""
+"""Faults that recur after a repair: a stronger action, with the runs that show it."""
 
 from __future__ import annotations
 

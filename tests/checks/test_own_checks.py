@@ -1,4 +1,4 @@
-"""Third-party checks: the example of docs/own-checks.md installed and run, and checks that are rejected."""
+"""Third-party checks: the example of docs/own-checks.md installed and run, and rejected checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of rdma_loopback: slow cards by name, GPUDirect that is missing or not measurable, and non-faults."""
+"""Tests of rdma_loopback: slow cards by name, missing or unmeasurable GPUDirect, and harmless cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of a real machine pass all checks, except where a fault was provoked."""
+"""Recordings of a real machine: all checks pass, except for faults that were provoked."""
 
 from __future__ import annotations
 

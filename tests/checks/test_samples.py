@@ -1,4 +1,4 @@
-"""Every sample of a program's output yields its expected findings, or is refused for the expected reason."""
+"""Samples of program output with their expected findings, or the expected reason for refusal."""
 
 from __future__ import annotations
 

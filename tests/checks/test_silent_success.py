@@ -50,7 +50,7 @@ def result(check: str, outputs: tuple[Output, ...], node: Any = H100, error: str
 
 
 def says(check: str, text: str, **more: Any) -> tuple[Output, ...]:
-    """Return the same text from all programs of a check, with exit status 0."""
+    """Return the same text from all programs of a check, by default with exit status 0."""
     fate = {"rc": 0, "stderr": "", "seconds": 1.0, **more}
     return tuple(Output(o.name, o.argv, stdout=text, **fate) for o in command_outputs(check, H100))
 

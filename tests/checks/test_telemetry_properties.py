@@ -146,7 +146,7 @@ def test_each_gpu_is_blamed_for_its_own_faults_alone(cases: Cases) -> None:
         hidden = any(faulty & set(HIDING) for faulty in faults.values())
         assert blamed <= {f"gpu{gpu}" for gpu in faults} | ({"node"} if hidden else set()), case.shown()
         unjudged = UNJUDGED[case.number % len(UNJUDGED)]
-        if hidden and case.judge is drawn_samples.amd_check:  # serial numbers no longer identify GPUs
+        if hidden and case.judge is drawn_samples.amd_check:  # GPU numbers are no longer reliable
             unjudged = set(FAULTS) - set(HIDING)
         judged = {gpu for gpu, faulty in faults.items() if faulty - unjudged}
         assert {f"gpu{gpu}" for gpu in judged} <= blamed, case.shown()

@@ -1,4 +1,4 @@
-"""Evidence for limits: the fraction of healthy parts they would fail, their age, and docs/thresholds.md."""
+"""Evidence for limits: the fraction of healthy parts that fail, their age, and docs/thresholds.md."""
 
 from __future__ import annotations
 

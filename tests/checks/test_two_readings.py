@@ -1,4 +1,4 @@
-"""The simulated tools and the checks that parse them are written independently, to avoid shared mistakes."""
+"""Independence of the simulated tools from the checks that parse them, to avoid shared mistakes."""
 
 from __future__ import annotations
 

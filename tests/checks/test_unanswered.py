@@ -1,4 +1,4 @@
-"""A GPU that does not answer is named with serial number and address, and its peers are judged."""
+"""GPUs that do not answer: named with serial number and address, while their peers are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Xid catalogue covers all of NVIDIA's error codes, and each deviation from NVIDIA has a reason."""
+"""Completeness of the Xid catalogue, and a reason for each deviation from NVIDIA's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Impossible combinations are refused with the reason and the remedy; possible ones are accepted."""
+"""Combinations of versions: impossible ones are refused with reason and remedy, possible ones accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any Ansible inventory becomes a fleet; anything else is refused with its file and line."""
+"""Fleets from any Ansible inventory, and the refusal of anything else with its file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host patterns mean the same as in Ansible: each is also tried with `ansible --list-hosts`."""
+"""Host patterns, compared with `ansible --list-hosts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own reader of plain inventories agrees with `ansible-inventory --list` on any inventory."""
+"""Our own reader of plain inventories, compared with `ansible-inventory --list` on any inventory."""
 
 from __future__ import annotations
 

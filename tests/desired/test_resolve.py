@@ -1,4 +1,4 @@
-"""Templates over the whole inventory agree in `drift`, in the Ansible of `up` and in Ansible itself."""
+"""Templates over the whole inventory: equal results in `drift`, in the Ansible of `up` and in Ansible."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def seen_by_up(view: resolve.View) -> Any:
 @pytest.fixture(scope="module")
 def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
     """Return the values of each template on gpu-02 in `drift` and in `up`.
-    All share one option, as each costs a start of Ansible, except `plain`, which others may not get resolved."""
+    All share one option, since each costs a start of Ansible; `plain` has another, to be resolved alone."""
     selected = inventory.select(inventory.load(source), "gpu-02")  # the templates refer to the other nodes
     found: dict[str, tuple[Any, Any]] = {}
     for names in (TEMPLATES.keys() - {"plain"}, {"plain"}):
@@ -104,7 +104,7 @@ def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
 def test_drift_and_up_see_what_ansible_sees(
     name: str, seen: Mapping[str, tuple[Any, Any]], truth: Mapping[str, Any]
 ) -> None:
-    """A `drift` whose expectations differ from the results of `up` would report drift forever."""
+    """If `drift` expected other values than `up` sets, it would report drift forever."""
     assert seen[name] == (truth[name], truth[name])
 
 

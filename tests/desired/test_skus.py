@@ -1,4 +1,4 @@
-"""The kind of a machine follows from its PCI devices."""
+"""Identification of a machine from its PCI devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates mean the same as in Ansible: each is rendered here and by Ansible, and compared."""
+"""Templates rendered here and by Ansible, and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report on a fleet of twenty in every format: drift, outliers, expired results, and formats for CI."""
+"""Drift report on a fleet of twenty in every format: drift, outliers, expired results, CI formats."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def passed(
 ) -> None:
     """Record a validation of these nodes by every check, with their present facts except `then`.
 
-    `only`: verdicts of single checks.
+    `only`: differing verdicts, by check.
     """
     runs = store.runs_home()
     folder = store.RunFolder.create("validate", {}, runs)

@@ -1,4 +1,4 @@
-"""Each fact of a role has a description, and each operator a sentence."""
+"""Descriptions of the facts of roles, and sentences for operators."""
 
 from __future__ import annotations
 

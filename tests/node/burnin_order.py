@@ -38,7 +38,7 @@ def order(*segments: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def put_program(path: Path, *changes: tuple[str, str, str]) -> None:
-    """Write the burn-in program to this path; `changes`: (module below provision/node, old text, new text).
+    """Write the burn-in program to this path. `changes`: (module below provision/node, old text, new text).
     With changes the program is a folder, which Python runs like the file."""
     if not changes:
         path.write_bytes(packed_program.build("burnin"))

@@ -1,4 +1,4 @@
-"""The fact amd_smi.gpus: output of `amd-smi static --json` from ROCm 6 to 7, and its errors without a GPU.
+"""The fact amd_smi.gpus: output of `amd-smi static --json` from ROCm 6 to 7, and errors without a GPU.
 
 Forms: an MI210 recorded in the tests of ROCm/device-metrics-exporter (below `gpu_data`, limits as in ROCm
 6), an MI355X in public reports (ppt0), the sources of amd-smi (errors) and amd/node-scraper (the warning).

@@ -1,4 +1,4 @@
-"""The burn-in program run as on a node: to completion, and through kills, stops, reboots and full disks."""
+"""The burn-in program run as on a node: to completion, through kills, stops, reboots and full disks."""
 
 from __future__ import annotations
 

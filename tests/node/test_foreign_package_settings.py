@@ -1,4 +1,4 @@
-"""Settings by others that make apt or dnf deviate from the declared packages; sources are read by apt-get."""
+"""Settings by others that make apt or dnf deviate from the declared packages, with the real apt-get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module gpuprov_launch on a node: the access it opens, its reports, and the complete undo on close."""
+"""The module gpuprov_launch on a node: the access it opens, its reports, and a complete close."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ NOBODY = pwd.getpwnam("nobody")
 
 
 class Attacked(LaunchNode):
-    """Node whose keys folder belongs to the login user; `precious`: root's file next to it."""
+    """Node with a keys folder that its login user owns; `precious`: root's file next to it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -87,7 +87,7 @@ def test_a_node_that_has_fewer_than_slurm_conf_says_is_counted_by_what_it_has(tr
     )
     prints(tree, said + reason, question=f"show node {HOST}")
     assert tree.value("slurm.gpus") == 4
-    prints(tree, gres("gpu:8") + reason, question=f"show node {HOST}")  # the node was resumed
+    prints(tree, gres("gpu:8") + reason, question=f"show node {HOST}")  # the node registered again
     assert tree.value("slurm.gpus") == 8
 
 

@@ -256,7 +256,7 @@ def test_a_scontrol_that_is_missing_hangs_or_is_none_is_said(
     (folder / "scontrol").write_text("#!/nowhere/sh\n")
     (folder / "scontrol").chmod(0o755)
     assert slurm.scontrol(["show"])[0] == 127
-    # The child holds the pipe, ignores TERM and has a session of its own.
+    # The child holds the pipe, ignores TERM and has its own session.
     program(folder, "trap '' TERM\n/usr/bin/setsid /bin/sleep 20 &\nwait")
     monkeypatch.setattr(slurm, "_SECONDS", 0.3)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Counters of RDMA ports from an earlier validate run replace those missing from the health program."""
+"""Counters of RDMA ports from an earlier validate run, used when the health program has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History of nodes: newest results, last runs and verdicts, despite interrupted runs and damaged files."""
+"""History of nodes: newest results, last runs and verdicts, despite damaged runs and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders: at most the last record is lost, other users cannot read them, newer formats are refused."""
+"""Run folders: loss of at most the last record, no access for other users, refusal of newer formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a stored report node by node gives the same as reading all of it."""
+"""Reading of a stored report node by node, compared with reading it whole."""
 
 from __future__ import annotations
 
