@@ -29,7 +29,7 @@ def made(folder: RunFolder) -> Made:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNode]:
     """Return the reachable nodes; all others are unreachable."""
-    found: dict[str, FakeNode] = {}
+    reachable: dict[str, FakeNode] = {}
 
     def run(
         _playbook: Path,
@@ -41,16 +41,16 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNode]:
     ) -> dict[str, Outcome]:
         outcomes = {}
         for name, variables in hosts.items():
-            if name in found:
-                said = found[name].answer({**extra_vars, **variables})
-                on_event(Event("ok", name, "", "", {"gpuprov": said}))
+            if name in reachable:
+                answered = reachable[name].answer({**extra_vars, **variables})
+                on_event(Event("ok", name, "", "", {"gpuprov": answered}))
                 outcomes[name] = Outcome(name, "ok")
             else:
                 outcomes[name] = Outcome(name, "unreachable", message="timed out")
         return outcomes
 
     monkeypatch.setattr(runner, "run_playbook", run)
-    return found
+    return reachable
 
 
 @pytest.fixture

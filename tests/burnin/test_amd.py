@@ -271,18 +271,18 @@ def test_a_line_of_the_driver_dates_what_a_step_found(amd: Made) -> None:
 def burn(node: NodeFacts) -> dict[str, Any]:
     """Return the result of a gpu_burn step without findings by RVS."""
     lines = [f"{at} - GPU[{n:2d} - {n + 1000:5d}] AMD Instinct MI300X\n" for n, at in enumerate(ADDRESSES)]
-    told = ""
+    output = ""
     for number in range(1000, 1008):
         for moment, words in (
             (100, "End of GPU ramp up"), (120, "GFLOPS 690000"), (161, "GFLOPS 690000"),
             (162, "GFLOPS 690500 Target GFLOPS: 0 met: TRUE"),
         ):  # fmt: skip
-            told += f"[RESULT] [{moment:6d}.5     ] [gpuprov-burn] [GPU:: {number:5d}] {words}\n"
+            output += f"[RESULT] [{moment:6d}.5     ] [gpuprov-burn] [GPU:: {number:5d}] {words}\n"
     static, metric = documents()["static"], documents()["metric"]
     for entry in metric["gpu_data"]:
         entry["usage"]["gfx_activity"]["value"] = 100
     sampled = "".join(f"{at} {json.dumps(metric)}\n" for at in range(100, 162, 3))
-    texts = {"rvs_gpus": "ROCm Validation Suite (version 1.1.0)\n" + "".join(lines), "gpu_burn": told}
+    texts = {"rvs_gpus": "ROCm Validation Suite (version 1.1.0)\n" + "".join(lines), "gpu_burn": output}
     texts |= {"telemetry": sampled, "kernel_log_delta": ""}
     commands = node_judge.commands_for("gpu_burn", node.check_node, {"burn_seconds": 60})
     ran = [(one.name, list(one.argv), one.beside) for one in commands]

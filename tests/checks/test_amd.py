@@ -234,13 +234,13 @@ def by_gpu(states: Mapping[tuple[int, int], str], links: str = "U", count: int =
     """Return the `xgmi -l` output of ROCm 7.1 and newer: the link state from each GPU to every GPU."""
     return [
         {
-            "gpu": one,
-            "bdf": ADDRESSES[one],
+            "gpu": source,
+            "bdf": ADDRESSES[source],
             "link_status": [
-                "SELF" if one == other else states.get((one, other), links) for other in range(count)
+                "SELF" if source == peer else states.get((source, peer), links) for peer in range(count)
             ],
         }
-        for one in range(count)
+        for source in range(count)
     ]
 
 

@@ -64,11 +64,11 @@ def run(lines: list[str], **more: Any) -> Output:
 def shown(**changed: Any) -> dict[str, Output]:
     """Return the outputs of eight healthy GPUs on a node without the optional programs."""
     lines = [line for number in NUMBERS for line in (*patterns(number), *power(number))]
-    found = {"rvs_gpus": output("rvs_gpus", listed()), "rvs": run(lines)}
-    found["amd_smi_before"] = output("amd_smi_before", json.dumps(documents()["static"]))
+    outputs = {"rvs_gpus": output("rvs_gpus", listed()), "rvs": run(lines)}
+    outputs["amd_smi_before"] = output("amd_smi_before", json.dumps(documents()["static"]))
     names = ("stream", "gemm_fp32", "gemm_bf16", "gemm_int8", "agfhc")
-    found |= {name: output(name, "", rc=127) for name in names}
-    return found | changed
+    outputs |= {name: output(name, "", rc=127) for name in names}
+    return outputs | changed
 
 
 def judged(outputs: dict[str, Output]) -> list[Finding]:

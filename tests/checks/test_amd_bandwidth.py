@@ -86,9 +86,9 @@ def both_ways(rate: Rate, order: list[int] = HIP) -> str:
         "Bidirectional copy peak bandwidth GB/s [Local read / Remote write] (GPU-Executor: GFX)",
         f"{chr(32) * 5}SRC\\DST" + "".join(f"{name[:3]:>7} {name[4:]}" for name in names),
     ]
-    for name, one in zip(names, parts, strict=True):
-        for arrow, share in ((" ->", 0.5), ("<- ", 0.5), ("<->", 1.0)):
-            cells = (f"{'N/A':>10}" if one == to else f"{share * rate(one, to):10.2f}" for to in parts)
+    for name, own in zip(names, parts, strict=True):
+        for arrow, scale in ((" ->", 0.5), ("<- ", 0.5), ("<->", 1.0)):
+            cells = (f"{'N/A':>10}" if own == to else f"{scale * rate(own, to):10.2f}" for to in parts)
             lines.append(f"{name[:3]:>5} {name[4:]} {arrow}{''.join(cells)}")
         lines.append("")
     lines.append(" " * 25 + "  CPU->CPU  CPU->GPU  GPU->CPU  GPU->GPU")
@@ -131,15 +131,15 @@ def run(name: str, text: str, **more: Any) -> Output:
 
 def shown(rate: Rate = mi300x, order: list[int] = HIP, again: Rate | None = None) -> dict[str, Output]:
     """Return the outputs of the commands of p2p_bandwidth."""
-    found = {transferbench.TOPOLOGY: run(transferbench.TOPOLOGY, topology(order))}
+    outputs = {transferbench.TOPOLOGY: run(transferbench.TOPOLOGY, topology(order))}
     for suffix, one in (("", rate), ("_again", again or rate)):
         for kind, reads in (("write", False), ("read", True)):
             name = f"transferbench_{kind}{suffix}"
-            found[name] = run(name, matrix(one, reads=reads, order=order))
+            outputs[name] = run(name, matrix(one, reads=reads, order=order))
     if len(order) > 1:
-        found["p2p_both_ways"] = run("p2p_both_ways", both_ways(two_way, order))
-        found["all_to_all"] = run("all_to_all", RECEIVED)
-    return found
+        outputs["p2p_both_ways"] = run("p2p_both_ways", both_ways(two_way, order))
+        outputs["all_to_all"] = run("all_to_all", RECEIVED)
+    return outputs
 
 
 def judged(outputs: Mapping[str, Output], known: dict[str, Any] | None = None) -> list[Finding]:

@@ -314,9 +314,9 @@ def written(entries: Sequence[tuple[float, str]], stamp: Callable[[float], str])
 
 def worst(lines: Sequence[str]) -> tuple[int, int]:
     """Return (worst verdict, most intrusive action) of these lines."""
-    found = judged(["[    0.500000] pci 0000:72:00.0: PCI bridge to [bus 65]", *lines])
-    levels = [2 if one.verdict is Verdict.FAIL else 1 for one in found]
-    actions = [kernel_meaning.ACTIONS.index(one.action) for one in found]
+    findings = judged(["[    0.500000] pci 0000:72:00.0: PCI bridge to [bus 65]", *lines])
+    levels = [2 if one.verdict is Verdict.FAIL else 1 for one in findings]
+    actions = [kernel_meaning.ACTIONS.index(one.action) for one in findings]
     return max(levels, default=0), max(actions, default=0)
 
 

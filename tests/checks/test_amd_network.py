@@ -56,15 +56,15 @@ def used(gpu: int) -> str:
 
 def measured(node: CheckNode = NODE, /, **other: Mapping[str, Any]) -> dict[str, Output]:
     """Return the outputs of a healthy node; keywords such as `mlx5_3_gpu` replace fields of one output."""
-    found = {}
+    outputs = {}
     for command in rdma_loopback.commands(node, {}):
         device = command.name.partition(".")[0]
         text = printed(392.1, device)
         if command.name.endswith(".gpu"):
             text = used(int(device[5:])) + text
         plain = Output(command.name, command.argv, 0, text, "", 1.0, beside=command.beside)
-        found[command.name] = replace(plain, **other.get(command.name.replace(".", "_"), {}))
-    return found
+        outputs[command.name] = replace(plain, **other.get(command.name.replace(".", "_"), {}))
+    return outputs
 
 
 def judge(node: CheckNode, outputs: Mapping[str, Output]) -> list[Finding]:

@@ -85,12 +85,12 @@ def manager(text: str) -> dict[tuple[str, str], Any]:
     lines = [match[3] for line in text.split("\n") if (match := re.match(fabric_facts.LOG_LINE, line))]
     rows = [{"line": line, "count": 1, "first": at, "last": at} for at, line in enumerate(lines)]
     node = machine(8, "h100-sxm", "nvswitch", "hopper", facts={"fabric.manager_log": rows})
-    found: dict[tuple[str, str], Any] = {
+    values: dict[tuple[str, str], Any] = {
         (one.address, str(one.code)): one.count for one in fabric_log.switch_errors(node)
     }
     kinds = [kind for line in lines if (kind := host_lines.kind_of(line, "fabric_lines"))]
     return {
-        **found,
+        **values,
         ("node", "lines"): len(lines),
         ("node", "ready"): kinds.count(("multicast_ready", "node")),
     }

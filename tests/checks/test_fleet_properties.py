@@ -150,13 +150,13 @@ def node(draw: random.Random, name: str, rack: str) -> tuple[NodeHealth, NodeFac
 def earlier(draw: random.Random, one: NodeHealth) -> list[offenders.Past]:
     """Draw earlier runs, in some of which today's faults already occurred."""
     bad = {offenders.fault(one, finding) for check in one.checks for finding in check.wrong}
-    found = []
+    runs = []
     for number in range(draw.randrange(4)):
         then = {name for name in bad if draw.random() < 0.6}
-        found.append(
+        runs.append(
             offenders.Past(f"run {number}", then, f"boot {draw.randrange(3)}", {"gpu_burn", "p2p_bandwidth"})
         )
-    return found
+    return runs
 
 
 def between(draw: random.Random, names: Sequence[str], racks: Mapping[str, str]) -> list[dict[str, Any]]:

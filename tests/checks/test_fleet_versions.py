@@ -15,13 +15,13 @@ from tests.support.stored import FACTS
 def fleet(changed: Mapping[str, Mapping[str, Any]], count: int = 5) -> dict[str, NodeFacts]:
     """Build a fleet from deviating facts by node; `variables` among them holds its declared variables."""
     gpus = {"gpu": {"sku": "h100-sxm", "count": 8, "fabric": "nvswitch", "architecture": "hopper"}}
-    found = {}
+    nodes = {}
     for number in range(1, count + 1):
         name = f"gpu-{number}"
         facts = dict(changed.get(name, {}))
         variables = facts.pop("variables", {})
-        found[name] = NodeFacts(name, {**FACTS, **facts}, gpus, variables)
-    return found
+        nodes[name] = NodeFacts(name, {**FACTS, **facts}, gpus, variables)
+    return nodes
 
 
 def compared(seen: Mapping[str, NodeFacts]) -> tuple[dict[str, list[Finding]], tuple[str, ...]]:

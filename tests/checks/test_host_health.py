@@ -51,8 +51,8 @@ def judge(
 ) -> list[Finding]:
     """Judge a healthy node with changed facts, `unread` ones, and other program outputs."""
 
-    known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
-    node = replace(make_node(**variables), facts=known, problems=dict.fromkeys(unread, "permission denied"))
+    merged = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
+    node = replace(make_node(**variables), facts=merged, problems=dict.fromkeys(unread, "permission denied"))
     outputs = {}
     for command in host_health.commands(node, {}):
         healthy = LISTED if command.name == "container" else json.dumps(SMART)

@@ -85,13 +85,13 @@ def message(draw: random.Random, *, of_one: str = "") -> str:
 
 def stamped(messages: Sequence[str], stamp: str = "[{at:12.6f}] ") -> list[str]:
     """Return the lines of a log, with multi-line messages indented as by journalctl and dmesg."""
-    found = []
+    lines = []
     for number, text in enumerate(messages):
         seconds = 10.0 + number
         when = datetime.fromtimestamp(1.77e9 + seconds, UTC)
         head = stamp.format(at=seconds, unix=1.77e9 + seconds, when=when)
-        found += (head + text.replace("\\x0a", "\n" + " " * len(head))).split("\n")
-    return found
+        lines += (head + text.replace("\\x0a", "\n" + " " * len(head))).split("\n")
+    return lines
 
 
 def as_json(messages: Sequence[str]) -> list[str]:
@@ -136,13 +136,13 @@ def told(findings: Sequence[Finding]) -> Told:
 
 def worst(findings: Sequence[Finding]) -> Mapping[str, tuple[int, int]]:
     """Return the worst verdict and action of each device, and of the node ("")."""
-    found: dict[str, tuple[int, int]] = {"": (0, 0)}
-    for one in findings:
-        its = one.verdict.badness, kernel_meaning.ACTIONS.index(one.action)
-        for device in ("", one.device):
-            verdict, action = found.get(device, (0, 0))
-            found[device] = max(verdict, its[0]), max(action, its[1])
-    return found
+    levels: dict[str, tuple[int, int]] = {"": (0, 0)}
+    for finding in findings:
+        own = finding.verdict.badness, kernel_meaning.ACTIONS.index(finding.action)
+        for device in ("", finding.device):
+            verdict, action = levels.get(device, (0, 0))
+            levels[device] = max(verdict, own[0]), max(action, own[1])
+    return levels
 
 
 def test_each_kind_of_line_is_drawn() -> None:

@@ -105,16 +105,16 @@ POSITIONS = [
 def readings(line: str) -> list[object]:
     """Return everything that is parsed from a log with this message between two others."""
     log = f"[    0.500000] NVRM: Xid (PCI:0000:0c:00): 48, DBE\n{line}\n[ 9999.0] usb 1-1: new\n"
-    found: list[object] = []
+    results: list[object] = []
     for event in kernel_log.events(log.split("\n")):
         means = kernel_log.meaning(event.kind, event.code, event.line)
         about = event.kind, event.code, event.address, event.count, event.below
-        found.append((*about, means, kernel_log.fatal(event), kernel_log.instance(event.line)))
+        results.append((*about, means, kernel_log.fatal(event), kernel_log.instance(event.line)))
     for _, text in dmesg_records(log):
-        told = message_of(text, driver_log.kept_lines()) or {}
-        found += [(told["xid"]["code"], told["xid"]["address"])] if "xid" in told else []
-        found += [amd_fatal(text, driver_log.fatal_lines(), {"0000:0b:00": "gpu0"}), driver_log.event(text)]
-    return [one for one in found if one]
+        message = message_of(text, driver_log.kept_lines()) or {}
+        results += [(message["xid"]["code"], message["xid"]["address"])] if "xid" in message else []
+        results += [amd_fatal(text, driver_log.fatal_lines(), {"0000:0b:00": "gpu0"}), driver_log.event(text)]
+    return [result for result in results if result]
 
 
 def as_printed(message: str, stamp: str = "[ 3277.517443] ") -> str:

@@ -110,14 +110,14 @@ def messages(draw: random.Random, name: str) -> tuple[list[str], str]:
 
 def drawn(draw: random.Random, bursts: int, name: str = "python") -> list[list[Line]]:
     """Draw bursts of lines that are minutes apart."""
-    found = []
+    drawn_bursts = []
     for number in range(bursts):
         burst: list[Line] = []
         for _ in range(draw.randrange(1, 6)):
             texts, part = messages(draw, name)
             burst += [Line(100.0 + 1000.0 * number, text, part) for text in texts]
-        found.append(burst)
-    return found
+        drawn_bursts.append(burst)
+    return drawn_bursts
 
 
 def stamped(lines: Sequence[Line]) -> list[str]:
@@ -183,16 +183,16 @@ def shuffled(draw: random.Random, burst: Sequence[Line]) -> list[Line]:
     parts: dict[str, list[Line]] = {}
     for line in burst:
         parts.setdefault(line.part, []).append(line)
-    found = []
+    lines = []
     while parts:
         part = draw.choice(sorted(parts))
         if part == "firmware":  # firmware writes a record at once
-            found += parts.pop(part)
+            lines += parts.pop(part)
             continue
-        found.append(parts[part].pop(0))
+        lines.append(parts[part].pop(0))
         if not parts[part]:
             del parts[part]
-    return found
+    return lines
 
 
 def test_the_interleaving_of_gpus_changes_nothing() -> None:

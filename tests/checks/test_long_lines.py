@@ -34,7 +34,7 @@ def lengthened(one: Scenario, dice: random.Random) -> Iterator[tuple[Output, ...
         output = dice.choice(spoken)
         lines = output.stdout.splitlines(keepends=True)
         at = dice.choice([number for number, line in enumerate(lines) if line.strip()])
-        cut = dice.choice([0, *(found.end() for found in re.finditer(r"\w+\W*", lines[at]))])
+        cut = dice.choice([0, *(match.end() for match in re.finditer(r"\w+\W*", lines[at]))])
         filler = dice.choice(FILLERS)
         lines[at] = lines[at][:cut] + filler * (MEGABYTE // len(filler)) + lines[at][cut:]
         long = replace(output, stdout="".join(lines))

@@ -198,10 +198,10 @@ def test_a_lost_gpu_outranks_the_other_errors_of_its_cells() -> None:
 def counted(*lines: str) -> list[Finding]:
     """Return the NVLink findings for these counters of a GPU with 18 NVLinks of the newest generation."""
     text = "GPU 0: NVIDIA B300 SXM6 AC (UUID: GPU-0)\n" + "".join(f"\t {line}\n" for line in lines)
-    found = nvlink_errors.parse(make_output("nvlink_errors", text))
+    measurements = nvlink_errors.parse(make_output("nvlink_errors", text))
     values: dict[str, dict[str, Any]] = {}
-    for one in found:
-        values.setdefault(one.metric, {})[one.device] = one.value
+    for measurement in measurements:
+        values.setdefault(measurement.metric, {})[measurement.device] = measurement.value
     return nvlink_errors.judge("gpu_inventory", values)
 
 

@@ -29,11 +29,11 @@ def node(
 
 def runs(*bad: bool, of: str = "GPU-3", kind: str = "gpu_burn.rate", boot: str = "") -> dict[str, list[Past]]:
     """Return runs of one node, each after a reboot unless `boot` is given."""
-    found = [
+    past = [
         Past(f"run{i}", {f"{of} {kind}"} if each else (), boot or f"boot{i}", {"gpu_burn"})
         for i, each in enumerate(bad)
     ]
-    return {"gpu-01": found}
+    return {"gpu-01": past}
 
 
 def judged(one: NodeHealth, past: dict[str, list[Past]]) -> Finding:

@@ -40,7 +40,7 @@ NODE = with_ports(*map(port, CARDS))
 def measured(node: CheckNode = NODE, /, **other: str) -> dict[str, Output]:
     """Return the outputs of a healthy node; `mlx5_2_host="slow"` uses that sample for one card."""
 
-    found = {}
+    outputs = {}
     for command in rdma_loopback.commands(node, {}):
         name = other.get(command.name.replace(".", "_"), "gpu" if command.name.endswith("gpu") else "healthy")
         rc, stdout, stderr = 0, "", ""
@@ -48,10 +48,10 @@ def measured(node: CheckNode = NODE, /, **other: str) -> dict[str, Output]:
             rc, stderr = 1, sample(f"rdma_loopback/{name}.txt")
         else:
             stdout = sample(f"rdma_loopback/{name}.txt").replace("mlx5_0", command.name.partition(".")[0])
-        found[command.name] = Output(
+        outputs[command.name] = Output(
             command.name, command.argv, rc, stdout, stderr, 1.0, beside=command.beside
         )
-    return found
+    return outputs
 
 
 def judge(node: CheckNode, outputs: Mapping[str, Output]) -> list[Finding]:

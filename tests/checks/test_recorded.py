@@ -30,8 +30,8 @@ def result(name: str, **facts: Any) -> CheckResult:
     document = json.loads((H100 / f"{name}.json").read_text())
     document.pop("format")
     outputs = tuple(Output(**{**one, "argv": tuple(one["argv"])}) for one in document.pop("outputs"))
-    known = {**SEEN["facts"], **{fact.replace("_", ".", 1): value for fact, value in facts.items()}}
-    node = NodeFacts("gpu-01", known, SEEN["node"], {})
+    merged = {**SEEN["facts"], **{fact.replace("_", ".", 1): value for fact, value in facts.items()}}
+    node = NodeFacts("gpu-01", merged, SEEN["node"], {})
     raw = Raw(**{**document, "outputs": outputs})
     return node_judge.judge_check(node, raw, node.limits())
 

@@ -62,9 +62,9 @@ def sample(check: str, name: str) -> tuple[Output, ...]:
 
 def shell_sees(*results: CheckResult, asked: tuple[str, ...] = ()) -> ExitCode:
     """Return the exit code of a validate run on one node with these results."""
-    found = {one.check: one for one in results}
-    node = node_judge.judge_node(seen(), found, asked or tuple(found))
-    return validation.exit_code(FleetHealth("run", "0", "i.yml", "", "", tuple(found), (node,)))
+    by_check = {one.check: one for one in results}
+    node = node_judge.judge_node(seen(), by_check, asked or tuple(by_check))
+    return validation.exit_code(FleetHealth("run", "0", "i.yml", "", "", tuple(by_check), (node,)))
 
 
 @pytest.mark.parametrize("check", WITH_COMMANDS)

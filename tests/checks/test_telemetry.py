@@ -66,8 +66,8 @@ def burned(*beside: Output, **more: Any) -> list[Finding]:
     node = make_node(gpuprov_pci_addresses=BUSES, **more)
     argv = ("/usr/bin/gpu_burn", "-tc", "60")
     burn = Output("gpu_burn", argv, 0, sample("gpu_burn/healthy.txt"), "", 61.0)
-    found = gpu_burn.parse(node, {one.name: one for one in (burn, *beside)})
-    return gpu_burn.judge(node, found, {})
+    measurements = gpu_burn.parse(node, {one.name: one for one in (burn, *beside)})
+    return gpu_burn.judge(node, measurements, {})
 
 
 def told(findings: Sequence[Finding]) -> set[tuple[Any, ...]]:

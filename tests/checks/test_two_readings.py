@@ -51,7 +51,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 def strings(path: Path) -> set[str]:
     """Return the string literals of a file except docstrings, including pieces of f-strings."""
-    told = {
+    docstrings = {
         id(node.body[0].value)
         for node in nodes(path)
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
@@ -61,7 +61,7 @@ def strings(path: Path) -> set[str]:
     return {
         node.value.strip()
         for node in nodes(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
     }
 
 
@@ -82,13 +82,13 @@ def patterns(path: Path) -> set[str]:
 @functools.cache
 def numbers(path: Path) -> frozenset[float]:
     """Return the distinctive numbers of a file: three or more significant digits."""
-    found = set()
+    distinctive = set()
     for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
             digits = re.sub(r"\D", "", repr(node.value)).strip("0")
             if len(digits) >= 3:
-                found.add(float(node.value))
-    return frozenset(found)
+                distinctive.add(float(node.value))
+    return frozenset(distinctive)
 
 
 def test_no_simulated_tool_names_our_packages() -> None:

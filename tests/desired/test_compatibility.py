@@ -27,9 +27,9 @@ def machine(system: str = "debian 13", **gpu: Any) -> dict[str, Any]:
 
 def refused(variables: dict[str, Any], node: dict[str, Any]) -> dict[str, Refusal]:
     """Return the refusals by rule."""
-    found = compatibility.check_node(declared(**variables), node, "gpu-01")
-    assert all(each.what.startswith("gpu-01: ") for each in found)
-    return {each.rule: each for each in found}
+    refusals = compatibility.check_node(declared(**variables), node, "gpu-01")
+    assert all(each.what.startswith("gpu-01: ") for each in refusals)
+    return {each.rule: each for each in refusals}
 
 
 @pytest.mark.parametrize("name", stack.available())

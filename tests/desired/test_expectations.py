@@ -266,13 +266,13 @@ def _others(value: Any) -> list[Any]:
 
 def _said(declared: Mapping[str, Any]) -> list[Any]:
     """Return the expectations and the facts to request, or the errors."""
-    said: list[Any] = []
+    results: list[Any] = []
     for ask in (lambda: expectations.of_node(declared, NODE), lambda: expectations.facts_to_ask(declared)):
         try:
-            said.append(ask())
+            results.append(ask())
         except StackError as error:
-            said.append(str(error))
-    return said
+            results.append(str(error))
+    return results
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:

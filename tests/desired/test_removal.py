@@ -61,9 +61,9 @@ def view(**declared: Any) -> View:
 
 def gone(*roles: str, node: dict[str, Any] | None = None, **declared: Any) -> dict[str, Any]:
     """Return the required value of each fact without these roles."""
-    found = removal.of_view(view(**declared), roles, node or MACHINES["debian"])
-    assert {(each.operator, each.role in roles) for each in found} <= {("equals", True)}
-    return {each.fact: each.value for each in found}
+    expected = removal.of_view(view(**declared), roles, node or MACHINES["debian"])
+    assert {(each.operator, each.role in roles) for each in expected} <= {("equals", True)}
+    return {each.fact: each.value for each in expected}
 
 
 def test_packages_files_and_services_of_a_role_must_be_gone() -> None:

@@ -92,12 +92,12 @@ def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
     """Return the values of each template on gpu-02 in `drift` and in `up`.
     All share one option, since each costs a start of Ansible; `plain` has another, to be resolved alone."""
     selected = inventory.select(inventory.load(source), "gpu-02")  # the templates refer to the other nodes
-    found: dict[str, tuple[Any, Any]] = {}
+    values: dict[str, tuple[Any, Any]] = {}
     for names in (TEMPLATES.keys() - {"plain"}, {"plain"}):
         view, by_drift = seen_by_drift(selected, {name: "{{ " + name + " }}" for name in names})
         by_up = seen_by_up(view)
-        found |= {name: (by_drift[name], by_up[name]) for name in names}
-    return found
+        values |= {name: (by_drift[name], by_up[name]) for name in names}
+    return values
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -88,12 +88,12 @@ class Drawn:
         def observe(
             chosen: Collection[Node], ask: Mapping[str, Collection[str]], **options: Any
         ) -> dict[str, Observation]:
-            found = {}
+            observations = {}
             for node in answers.sample(list(chosen), len(chosen)):
-                found[node.name] = self.answer(of[node.name], node.name, ask[node.name])
+                observations[node.name] = self.answer(of[node.name], node.name, ask[node.name])
                 if options.get("on_done"):
-                    options["on_done"](found[node.name])
-            return found
+                    options["on_done"](observations[node.name])
+            return observations
 
         fleet = Fleet(Path("inventory.yml"), nodes, {"all": tuple(nodes)})
         also, also_of = drift_report.FACTS, drift_report.FACTS_OF

@@ -116,12 +116,12 @@ def passed(
     for name in names:
         facts = twenty.facts(Node(name, (), {}), fingerprint.FACTS)
         facts.update({fact.replace("__", "."): value for fact, value in then.items()})
-        known = fingerprint.of(facts, {})
-        node_history.note_look(folder, name, known)
+        current = fingerprint.of(facts, {})
+        node_history.note_look(folder, name, current)
         for check in CHECKS:
-            node_history.note_result(folder, name, check, known, at)
+            node_history.note_result(folder, name, check, current, at)
     verdicts = {check: (only or {}).get(check, verdict) for check in CHECKS}
-    node_history.record(folder, {(name, check): one for name in names for check, one in verdicts.items()})
+    node_history.record(folder, {(name, check): each for name in names for check, each in verdicts.items()})
 
 
 def expiry(part: str, nodes: str, named: str, change: str) -> str:
@@ -534,10 +534,10 @@ SERVER = "gpu-20"
 @pytest.fixture
 def with_monitoring_host(twenty: Twenty, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add SERVER, a monitoring host that has GPUs and nouveau."""
-    known = inventory.load
+    original = inventory.load
 
     def load(source: Path, files: Any = ()) -> Fleet:
-        fleet = known(source, files)
+        fleet = original(source, files)
         nodes = {**fleet.nodes, SERVER: Node(SERVER, ("gpuprov_monitoring",), {})}
         return replace(fleet, nodes=nodes)
 

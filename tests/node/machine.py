@@ -75,9 +75,9 @@ class Tree:
 
     def values(self, *facts: str) -> dict[str, Any]:
         """Return the values of these facts, none of which may have a problem."""
-        found, problems = self.ask(*facts)
+        observed, problems = self.ask(*facts)
         assert problems == {}
-        return {fact: found[fact] for fact in facts}
+        return {fact: observed[fact] for fact in facts}
 
     def value(self, fact: str) -> Any:
         facts, problems = self.ask(fact)

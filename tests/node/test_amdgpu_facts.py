@@ -25,11 +25,11 @@ def function(tree: Tree, address: str, path: str = "", **files: object) -> None:
     """Create a PCI function as in sysfs, where its folder is a link to its slot."""
     folder = f"/sys/devices/x/{address}"
     tree.lines(folder, **files)
-    place = tree.root / BUS.lstrip("/")
-    place.mkdir(parents=True, exist_ok=True)
+    bus = tree.root / BUS.lstrip("/")
+    bus.mkdir(parents=True, exist_ok=True)
     target = path or f"../../../devices/x/{address}"
-    (place / address).symlink_to(target)
-    real = (place / target).resolve()
+    (bus / address).symlink_to(target)
+    real = (bus / target).resolve()
     if path and not real.exists():
         real.parent.mkdir(parents=True, exist_ok=True)
         real.symlink_to(tree.root / folder.lstrip("/"))

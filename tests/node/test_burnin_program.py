@@ -93,9 +93,9 @@ class Burnin:
     def check(self) -> str:
         """Return the reason with which `program burnin SPOOL check` refuses, if any."""
         argv = [sys.executable, "-I", "-S", str(self.spool / "program"), "burnin", str(self.spool), "check"]
-        said = ran(argv, check=True).stdout
-        why: str = json.loads(said)["refused"]
-        return why
+        output = ran(argv, check=True).stdout
+        reason: str = json.loads(output)["refused"]
+        return reason
 
     def tools(self) -> list[int]:
         """Return the pids of the running SLOW tools."""
@@ -355,15 +355,15 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """Return a function that mounts a disk of a few MiB for spools."""
     if os.geteuid() != 0:
         pytest.skip("a disk of a few MiB needs root")
-    place = tmp_path / "small"
-    place.mkdir()
+    folder = tmp_path / "small"
+    folder.mkdir()
 
     def mount(mebibytes: int) -> Path:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(place)], check=True)
-        return place
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)], check=True)
+        return folder
 
     yield mount
-    subprocess.run(["umount", "--lazy", str(place)], check=False)
+    subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 def test_a_full_disk_ends_it_with_all_that_was_measured(small_disk: Callable[[int], Path]) -> None:

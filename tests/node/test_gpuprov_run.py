@@ -385,8 +385,8 @@ def run_again(module: ModuleType, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
         tries.write_text("")
         counted = f"echo >> {tries}; n=$(wc -l < {tries}); {script}"
         command = {"name": "it", "argv": ["sh", "-c", counted], "deadline": 20.0, **more}
-        found: dict[str, Any] = module.run_again(command, 65536)
-        return found, len(tries.read_text().splitlines())
+        output: dict[str, Any] = module.run_again(command, 65536)
+        return output, len(tries.read_text().splitlines())
 
     return call
 

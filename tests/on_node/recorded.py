@@ -55,8 +55,8 @@ def recorded(what: tuple[str, int]) -> dict[str, Any] | None:
         "raws": {check: asdict(raw) for check, raw in raws.items()},
         "controller": told(node_judge.judge_node(node, results, CHECKS)),
     }
-    found: dict[str, Any] = json.loads(json.dumps(made))
-    return found
+    document: dict[str, Any] = json.loads(json.dumps(made))
+    return document
 
 
 def told(health: NodeHealth) -> Mapping[str, Any]:

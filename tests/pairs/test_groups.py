@@ -23,14 +23,14 @@ def group(value: float | None = GOOD, outcome: Outcome = Outcome.MEASURED, **mor
 
 def pairs(slow: str = "") -> list[Result]:
     """Return all rounds of pairs, with pairs of the given node slow."""
-    found: list[Result] = []
+    results: list[Result] = []
     number = 0
-    while asked := next_round(FLEET, found):
+    while scheduled := next_round(FLEET, results):
         number += 1
-        found += [
-            Result(pair, number, value=20.0 if slow in pair else GOOD, expected=LEAST) for pair in asked
+        results += [
+            Result(pair, number, value=20.0 if slow in pair else GOOD, expected=LEAST) for pair in scheduled
         ]
-    return found
+    return results
 
 
 def told(*results: Result) -> Any:

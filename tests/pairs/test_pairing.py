@@ -30,9 +30,9 @@ def fleets(draw: st.DrawFn, most: int = 60) -> Topology:
     names = tuple(f"n{i}" for i in range(draw(st.integers(0, most))))
     racks = draw(st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)))
     known = draw(st.sampled_from(["all", "some", "none"]))
-    told = {"all": 1, "some": 2, "none": 99}[known]
+    every = {"all": 1, "some": 2, "none": 99}[known]
     pairs = enumerate(zip(names, racks, strict=True))
-    return Topology(names, {name: f"r{rack}" for i, (name, rack) in pairs if i % told == 0 and told < 99})
+    return Topology(names, {name: f"r{rack}" for i, (name, rack) in pairs if i % every == 0 and every < 99})
 
 
 def nodes_of(pairs: tuple[Pair, ...]) -> list[str]:

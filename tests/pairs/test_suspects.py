@@ -72,7 +72,7 @@ def test_the_rounds_do_not_grow_with_the_fleet(nodes: int) -> None:
 def broken_fleets(draw: st.DrawFn) -> Fabric:
     """Draw racks of different sizes with a minority of bad nodes in each, and perhaps one bad uplink."""
     sizes = draw(st.lists(st.integers(4, 12), min_size=3, max_size=20))
-    racks = {f"n{i}.{place}": f"r{i}" for i, size in enumerate(sizes) for place in range(size)}
+    racks = {f"n{i}.{position}": f"r{i}" for i, size in enumerate(sizes) for position in range(size)}
     fleet = Topology(tuple(draw(st.permutations(sorted(racks)))), racks)
     faults: Faults = {}
     bad = draw(st.sets(st.sampled_from(fleet.nodes), max_size=max(1, len(fleet.nodes) // 12)))

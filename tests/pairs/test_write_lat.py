@@ -116,16 +116,16 @@ def campaign(fleet: Topology, late: tuple[str, ...] = (), rail: str = "", by: fl
         hit = late and set(late) <= set(pair) and rail in ("", on)
         return usual * (by if hit else 1.0)
 
-    found: list[Result] = []
+    results: list[Result] = []
     number = 0
-    while pairs := next_round(fleet, found, tolerance=METRIC.tolerance, direction=METRIC.direction):
+    while pairs := next_round(fleet, results, tolerance=METRIC.tolerance, direction=METRIC.direction):
         number += 1
-        found += [
+        results += [
             Result(pair, number, value=latency(pair, on), rail=on, unit="us", expected=MOST)
             for pair in pairs
             for on in RAILS
         ]
-    return judged_pairs(fleet, found, METRIC)
+    return judged_pairs(fleet, results, METRIC)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 12])
