@@ -68,9 +68,9 @@ def test_what_comes_out_of_a_sample() -> None:
         text = changed(text, phase, **values)
     found = {(m.device, m.metric): m.value for m in ddp_scaling.parse(make_node(), outputs(text))}
     assert found["node", "step"] == 12.0
-    assert found["node", "series_share"] == 75.0  # 12 divided by 10 + 6
-    assert (found["gpu3", "kept"], found["node", "kept"]) == (72.0, 72.0)  # 9 of 12.5
-    assert found["node", "efficiency"] == 75.0  # 9 of 12
+    assert found["node", "series_share"] == 75.0  # 12 / (10 + 6)
+    assert (found["gpu3", "kept"], found["node", "kept"]) == (72.0, 72.0)  # 9 / 12.5
+    assert found["node", "efficiency"] == 75.0  # 9 / 12
     assert (found["gpu7", "overlapped"], found["gpu0", "alone"]) == (80.0, 111.111)
 
 

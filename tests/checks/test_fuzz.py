@@ -26,8 +26,8 @@ from tests.support.seed import SEED, times
 PLACES = times(5, 40)
 ALL_PLACES = times(30, 1200)
 
-# A log is the sum of its lines, so a lost line is an event that no parser can miss. Losses are noticed by
-# the transport (see test_a_cut_log_is_no_quiet_log) and at the end of the log, but not for each line.
+# A log is the sum of its lines, so no parser can notice that one is missing. Losses are noticed by the
+# transport (see test_a_cut_log_is_no_quiet_log) and at the end of the log, but not for each line.
 LOGS = {"journal", "dmesg", "kernel_log_delta"}
 # nvidia-smi -L is a list without an end marker. Cut between two lines it is a shorter list, exactly like that
 # of a container without all GPUs, and only the transport can tell them apart.
