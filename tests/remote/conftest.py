@@ -1,4 +1,4 @@
-"""No ansible.cfg of whoever runs the tests, and a folder of their own for what is handed to Ansible."""
+"""Fixtures that hide the user's ansible.cfg and give Ansible's private folders a parent per test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Private folders go here, so that a test sees what is left. A short path: sockets are made in them."""
+    """Parent of the private folders, so tests can list leftovers; short, since it will hold sockets."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         monkeypatch.setattr("provision.remote.ansible.handover.memory_folder", lambda: Path(name))
         yield Path(name)

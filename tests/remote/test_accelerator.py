@@ -1,6 +1,6 @@
-"""Mitogen where the inventory asks for it: used when it is there, named when it is not.
+"""Mitogen when the inventory enables it: used if installed, reported as missing if not.
 
-A stand-in takes its place."""
+A stand-in replaces the real package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.remote.ansible import accelerator
 from provision.remote.ansible.runner import run_playbook
 from tests.support.plays import local
 
-# As the real one: Ansible's own strategy of that name, with something added.
+# Like the real plugin: a subclass of Ansible's strategy of the same name.
 STRATEGY = """\
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class StrategyModule(strategy_loader.get("free", class_only=True)):
 
 @pytest.fixture
 def mitogen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of mitogen's name, for this process and those it starts."""
+    """Install a stand-in package named ansible_mitogen for this process and its children."""
     package = tmp_path / "ansible_mitogen"
     (package / "plugins" / "strategy").mkdir(parents=True)
     for name in ("__init__", "loaders", "strategy"):
@@ -58,7 +58,7 @@ def test_one_that_refuses_the_installed_ansible_is_named_with_its_reason(mitogen
     )
     assert "2.30" in refused.value.what
     assert refused.value.fix.startswith(f"{sys.executable} -m pip install --upgrade mitogen")
-    accelerator.check([None])  # nobody asks for it
+    accelerator.check([None])  # no node uses mitogen
 
 
 def test_one_that_is_not_installed_is_named_with_the_way_to_install_it(
@@ -81,7 +81,7 @@ def test_some_nodes_with_and_some_without_are_refused() -> None:
 def test_the_roles_run_with_its_strategy_only_where_it_is_asked_for(
     mitogen: Path, tmp_path: Path, asked: bool
 ) -> None:
-    """In a play that names its strategy as playbooks/up.yml does."""
+    """Uses a play that names its strategy as playbooks/up.yml does."""
     strategy = next(
         line for line in (paths.PLAYBOOKS / "up.yml").read_text().splitlines() if "strategy:" in line
     )

@@ -1,5 +1,5 @@
-"""Whatever `ansible -m ping` reaches by an inventory, `gpuprov plan` reaches, and nothing else: inventories
-of the shapes that GPU projects have, two configurations, three homes, one private sshd."""
+"""`gpuprov plan` reaches exactly the nodes that `ansible -m ping` reaches with the same inventory.
+Covers inventory shapes of GPU projects, two configurations, three homes and one private sshd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import vault
 from tests.support.sshd import Sshd
 
 OWN = "ansible_port={port} ansible_user={user} ansible_ssh_private_key_file={key}"
-# ansible.cfg as a project has it, in the folder one works in; and one of another project, which knows nobody.
+# A project's ansible.cfg in the working folder, and one of another project without any users or keys.
 WHOLE = """\
 [defaults]
 remote_user = {user}
@@ -59,13 +59,13 @@ else:
 
 @dataclass(frozen=True)
 class Shape:
-    """An inventory; what it reaches with the project's ansible.cfg, and what with another one's."""
+    """An inventory and the nodes it reaches with the project's ansible.cfg and with a foreign one."""
 
     files: dict[str, str]
     reached: set[str]
     alone: set[str] = field(default_factory=set)
     source: str = ""
-    only_home: str = ""  # the home that it needs
+    only_home: str = ""  # the home this shape needs
 
 
 SHAPES = {
@@ -211,14 +211,14 @@ SHAPES = {
 }  # fmt: skip
 HOMES = ("own", "another", "none")
 CONFIGS = ("project", "foreign")
-# Of each kind a few in every run, with Ansible's own answer; `--long` has them all.
+# Each run checks a few of each kind against Ansible's own answer; `--long` checks all.
 FEW = [("deepops", "project", "another"), ("kubespray", "foreign", "none"), ("IPv6", "project", "own")]
 ALL = [(shape, cfg, home) for shape in SHAPES for cfg in CONFIGS for home in HOMES]
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sshd: Sshd) -> Iterator[Callable[..., Path]]:
-    """Makes an inventory and what is around it; the folder to work in, which is entered."""
+    """Build an inventory and its surroundings, enter the working folder and return its path."""
     for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -234,7 +234,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sshd: Sshd) -> Iterat
     args = f"-F none -o UserKnownHostsFile={known} -o GlobalKnownHostsFile=/dev/null -o IdentityAgent=none"
     values = {"port": sshd.port, "user": sshd.user, "key": work / "keys/id", "known": known, "args": args}
     values |= {"folder": work, "python": sys.executable}
-    # A home with files that count for Ansible alone, if at all: ssh takes its own from the list of users.
+    # This home's files count for Ansible at most: ssh reads the home folder from the password database.
     another = tmp_path / "home"
     (another / ".ssh").mkdir(parents=True)
     (another / ".ssh/config").write_text("Host *\n Port 1\n")
@@ -273,7 +273,7 @@ def source_of(shape: Shape) -> str:
 
 
 def planned(shape: Shape) -> set[str]:
-    """The nodes that the look of `gpuprov plan` reaches."""
+    """Return the nodes that the observation of `gpuprov plan` reaches."""
     words = ["plan", "-i", source_of(shape), "--set", "ansible_become=false"]
     options = cli.parsed(words)
     fleet, _ = fleet_options.load(options)
@@ -283,7 +283,7 @@ def planned(shape: Shape) -> set[str]:
 
 
 def played(shape: Shape, folder: Path) -> set[str]:
-    """The nodes that a play of `gpuprov up` reaches."""
+    """Return the nodes that a play of `gpuprov up` reaches."""
     playbook = folder / "ping.yml"
     playbook.write_text("- hosts: all\n  gather_facts: false\n  tasks: [{ansible.builtin.ping: }]\n")
     options = cli.parsed(["up", "-i", source_of(shape)])
@@ -358,7 +358,7 @@ def test_a_password_that_was_typed_is_kept_nowhere(
     said = capfd.readouterr()
     assert "node1" in said.out
     assert PASSWORD not in said.out + said.err
-    # A run that is gone on with: it is known that there was one, and it is asked for again.
+    # A resumed run: the state records that there was a password, and the user is prompted again.
     asked = cli.parsed(["up", "-i", "inventory.ini", "-K", "-u", "ops"])
     fleet, _ = fleet_options.load(asked)
     assert fleet.nodes["node1"].variables["ansible_become_password"] == PASSWORD
@@ -390,7 +390,7 @@ SPELLED = (
 
 
 def test_a_truth_in_ini_means_what_it_means_to_ansible(tmp_path: Path) -> None:
-    """As a word behind a host, and as a line of a group."""
+    """Both as a host variable and as a group variable."""
     lines = [f"h{number} nvidia_driver_hold={word}\n" for number, word in enumerate(SPELLED)]
     for number, word in enumerate(SPELLED):
         lines.append(

@@ -1,4 +1,4 @@
-"""Who does what, and when a unit is given up: pure decisions, with the time given."""
+"""Assignment of nodes to workers and abandoning of units: pure decisions with an explicit clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_nodes_are_spread_evenly_and_those_without_a_choice_come_first() -> None
     shares, stranded = spread(candidates, {})
     assert stranded == {}
     assert {worker: len(nodes) for worker, nodes in shares.items()} == {"a": 4, "b": 4}
-    assert shares["a"][-2:] == ["own1", "own2"]  # each share in the order of the inventory
+    assert shares["a"][-2:] == ["own1", "own2"]  # each worker's nodes stay in inventory order
 
 
 def test_nodes_of_a_worker_that_cannot_be_used_go_to_another_or_are_left_with_its_name() -> None:
@@ -84,7 +84,7 @@ def known(
     ending: bool = False,
     back: float = math.inf,
 ) -> Known:
-    """`back`: seconds since there is a way to it again."""
+    """`back`: seconds since a route to the worker exists again."""
     return Known(1000.0 - silent, 1000.0 + left, lease, route, ending, 1000.0 - back)
 
 
@@ -92,16 +92,16 @@ def known(
     ("unit", "expected"),
     [
         (known(SILENCE, route=True), Fate.WAIT),
-        (known(SILENCE + 1, route=True), Fate.STOP),  # it hangs: its worker can be told
+        (known(SILENCE + 1, route=True), Fate.STOP),  # it hangs, and its worker can be contacted
         (known(SILENCE + 1, route=True, ending=True), Fate.LOST),
-        (known(300, route=True, lease=None, back=1), Fate.WAIT),  # Receptor has not asked for more yet
+        (known(300, route=True, lease=None, back=1), Fate.WAIT),  # Receptor has not requested more output yet
         (known(300, route=True, lease=None, back=RETURN + 1), Fate.STOP),
-        (known(SILENCE + 1, route=False), Fate.WAIT),  # cut off: it may be at work
+        (known(SILENCE + 1, route=False), Fate.WAIT),  # cut off: it may still be working
         (known(LEASE + MARGIN, route=False), Fate.WAIT),
         (known(LEASE + MARGIN + 1, route=False), Fate.LOST),  # it has ended by itself
-        (known(LEASE + MARGIN + 1, route=False, lease=None), Fate.WAIT),  # nobody else can do it
+        (known(LEASE + MARGIN + 1, route=False, lease=None), Fate.WAIT),  # no other worker can do it
         (known(PATIENCE + 1, route=False, lease=None), Fate.LEFT),
-        (known(LEASE, route=False, lease=None, left=-MARGIN - 1), Fate.LOST),  # its time is up
+        (known(LEASE, route=False, lease=None, left=-MARGIN - 1), Fate.LOST),  # past its deadline
         (known(1, route=True, left=-MARGIN - 1), Fate.LOST),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ansible's connection variables and ssh_config → a route, compared with what `ssh -G` makes of them."""
+"""Routes from Ansible's connection variables and ssh_config, compared with the output of `ssh -G`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from provision.remote.ssh.connection import Route, route_of
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The home of whoever runs this, in the list of users as in HOME."""
+    """Replace the current user's home, both in the password database and in HOME."""
     monkeypatch.setenv("HOME", str(tmp_path))
     entry = SimpleNamespace(pw_name=getpass.getuser(), pw_dir=str(tmp_path))
     monkeypatch.setattr(config, "pwd", SimpleNamespace(getpwuid=lambda _number: entry))
@@ -72,7 +72,7 @@ def test_options_mean_what_they_mean_to_ssh(home: Path, name: str, arguments: st
     (home / ".ssh/config").write_text(CONFIG)
     (home / ".ssh/extra").mkdir()
     (home / ".ssh/extra/a.conf").write_text("Host other\n    Port 2300\n    IdentityFile /extra/%h\n")
-    # ssh itself takes the home folder of the password file, not of the environment
+    # ssh itself reads the home folder from the password database, not from the environment
     for file in (home / ".ssh/config", home / ".ssh/extra/a.conf"):
         text = file.read_text().replace("~/.ssh", f"{home}/.ssh").replace("extra/*", f"{home}/.ssh/extra/*")
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""What tasks change, as text: Ansible's differences, without the secrets in them."""
+"""Rendering of Ansible's diffs as text, without secrets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_shapes_that_modules_return(diff: Any, shown: str) -> None:
 def test_a_file_is_named_as_it_is_called_on_the_node(
     headers: dict[str, str], result: dict[str, str], name: str
 ) -> None:
-    """Not as the temporary file, which has another name for each node: equal changes would look different."""
+    """A temporary file has a different name on each node, so equal changes would look different."""
     diff = {"before": "", "after": "a\n", "after_header": "/dev/shm/gpuprov-1/tmp2/x.conf.j2", **headers}
     assert f"--- before: {name}\n+++ after: {name}\n" in diffs.text({"diff": diff, **result})
 
@@ -72,7 +72,7 @@ def test_where_only_a_secret_differs_it_is_said_so() -> None:
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("indent", ["", "  "])
 def test_no_line_of_a_key_is_left_behind_a_sign(side: str, indent: str) -> None:
-    """Ansible would put a sign in front of each line, and no text of it would be the secret any more."""
+    """Ansible would prefix each line with a sign, so the text would no longer match the secret."""
     text = "\n".join(indent + line for line in KEY.splitlines()) + "\n"
     shown = diffs.text({"diff": {"before": "x\n", "after": "x\n", side: f"x\n{text}"}}, [KEY])
     assert "********" in shown

@@ -1,4 +1,4 @@
-"""A remote execution whose connection is cut under it."""
+"""Remote execution when its connection is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 0.3
 
 
 class Cut:
-    """A channel of a node that says nothing, closed when its time is up (what Ssh.expire does)."""
+    """A silent channel, closed when its time is up (as Ssh.expire does)."""
 
     def __init__(self, after: float) -> None:
         self.status_event = threading.Event()
@@ -55,7 +55,7 @@ def test_a_node_cut_off_because_its_time_was_up_did_not_answer_badly(after: floa
 
 
 class Complaining(Cut):
-    """A channel that always has more on standard error; `most`: bytes after which the test is lost."""
+    """A channel with endless standard error; `most`: bytes after which the test fails."""
 
     most = 64 << 20
 

@@ -1,4 +1,4 @@
-"""The SSH fan-out: whom it waits for, and what several connections learn at once."""
+"""The SSH fan-out: which nodes it waits for, and what concurrent connections share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a server that accepts connections and says nothing."""
+    """Yield the port of a server that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield int(server.getsockname()[1])
 

@@ -1,5 +1,5 @@
-# ruff: noqa: E501 - what tools say stands as they say it
-"""What tools say on bad days, word for word, and what becomes of it for a person."""
+# ruff: noqa: E501 - messages of tools are quoted verbatim
+"""Verbatim error messages of tools, and the explanations that gpuprov prints for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from provision.remote.ansible.messages import MESSAGE_LIMIT, cause_of, message_of
 
 SAID = {
-    # apt 3.0, its server stopped
+    # apt 3.0 with its server stopped
     "E: Failed to fetch http://10.78.0.1:8080/cuda/libnccl2_2.27.7.deb  Could not connect to 10.78.0.1:8080 "
     "(10.78.0.1). - connect (111: Connection refused)\nE: Unable to fetch some archives, maybe run apt-get update": (
         "the package repository 10.78.0.1:8080 did not serve the request (Could not connect to 10.78.0.1:8080 "
@@ -39,7 +39,7 @@ SAID = {
         "apt reads no source at all while two of them disagree about Signed-By of http://m/cuda/: correct or "
         "remove one, in /etc/apt/sources.list.d/a.list, /etc/apt/sources.list.d/b.sources"
     ),
-    # our module before apt 2.6
+    # our module, before apt 2.6's message
     "E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch\nE: Error, pkgProblemResolver::Resolve "
     "generated breaks, this may be caused by held packages.": (
         "somebody keeps back sitewatch, which is in the way of the declared packages: release it on the node "

@@ -1,4 +1,4 @@
-"""The lock of a fleet: the real program, run here, with a folder for each machine in place of its /run."""
+"""The fleet lock: the real lock program run locally, with one folder per machine in place of /run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GPUS = Fleet(Path("/srv/fleet.yml"), {}, {}, pattern="rack1")
 
 @dataclass
 class Machines:
-    """What nodes would answer. `same`: node → the machine it really is; `dead`: nodes that do not answer."""
+    """Simulated nodes. `same`: node → the machine it really is; `dead`: nodes that do not answer."""
 
     home: Path
     same: dict[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Machines:
         return found or None
 
     def age(self, node: str, seconds: float) -> None:
-        """Let time pass for a lock."""
+        """Make a node's lock older by `seconds`."""
         held = self.lock(node)
         assert held
         (self.folder(node) / "private" / "lock").write_text(
@@ -83,7 +83,7 @@ class Machines:
         )
 
     def burn_in(self, node: str, state: str = "active", order: object = None) -> None:
-        """Let systemd have the unit of a burn-in there. `order`: what its order.json holds."""
+        """Simulate a systemd unit of a burn-in on the node. `order`: content of its order.json."""
         root = self.folder(node)
         spool = root / "var/lib/gpuprov/burnin" / BURNIN
         for folder in (spool, root / "bin", root / "etc/systemd/system"):
@@ -259,7 +259,7 @@ def test_who_loses_a_lock_while_measuring_is_told(
 
 def test_a_lock_from_another_boot_is_nobodys(machines: Machines) -> None:
     controller(machines, "run-1").take(["gpu-01"])
-    machines.age("gpu-01", -1e9)  # confirmed later than now, by a clock that begins at boot
+    machines.age("gpu-01", -1e9)  # confirmed in the future, because the clock starts at boot
     controller(machines, "run-2").take(["gpu-01"])
 
 
@@ -325,7 +325,7 @@ def test_a_confirmation_that_fails_is_made_up_for_by_the_next(machines: Machines
 
 
 def lend(lock: FleetLock, *nodes: str) -> dict[str, object]:
-    """What a worker is sent of these locks."""
+    """Return what a worker receives for the locks of these nodes."""
     with held_locks.lent(lock.lend):
         (lent,) = held_locks.of(nodes)
     assert held_locks.of(nodes) == []
@@ -334,8 +334,8 @@ def lend(lock: FleetLock, *nodes: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def working(machines: Machines, lent: Mapping[str, object]) -> Iterator[dict[str, str]]:
-    """A worker at work with what it was lent, long enough to confirm twice; which locks it lost, and to
-    whom."""
+    """Run as a worker with the lent locks until each is confirmed twice.
+    Yields a dict that collects lost locks: node → new holder."""
     lost: dict[str, str] = {}
     machines.asked.clear()
     with FleetLock.borrowed(lent, machines.run, lost.__setitem__):
@@ -358,11 +358,11 @@ def test_the_locks_of_a_killed_controller_are_its_runs_while_a_worker_works(mach
     for node in ("gpu-01", "gpu-02"):
         machines.age(node, 61)
     second = controller(machines, "run-2")
-    second.take(["gpu-02"])  # nobody worked there
+    second.take(["gpu-02"])  # no work ran on this node
     with pytest.raises(LockedError, match=r"gpu-01: gpuprov up by alice@controller-1 \(process 4711\), s"):
         second.take(["gpu-01"])
     machines.age("gpu-01", fleet_lock.LEASE)
-    second.take(["gpu-01"])  # as long after the end of the work as after the death of a controller
+    second.take(["gpu-01"])  # the lease lasts as long after the end of the work as after a controller's death
 
 
 @pytest.mark.usefixtures("hurried")
@@ -402,7 +402,7 @@ def test_a_worker_steals_no_lock_back_and_says_who_has_it(machines: Machines, ho
     assert lost == {
         "gpu-01": "the lock of gpu-01 was taken for gpuprov up by bob@ctl-2 (process 7), since 10:00"
     }
-    assert set(machines.asked[1:]) == {"gpu-02"}  # it is not asked for again
+    assert set(machines.asked[1:]) == {"gpu-02"}  # the lost lock is not requested again
     assert machines.lock("gpu-01")["run"] == "run-2"  # type: ignore[index]
     assert machines.lock("gpu-02")["run"] == "run-1"  # type: ignore[index]
 
@@ -420,7 +420,7 @@ def test_a_silent_node_is_no_lost_lock(machines: Machines) -> None:
 def test_the_first_confirmation_by_a_worker_leaves_time_for_one_that_fails(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller's own last one was RENEW ago, at worst."""
+    """In the worst case the controller's own last confirmation was RENEW ago."""
     first: list[float] = []
     lock = controller(machines, "run-1")
     lock.take(["gpu-01"])
@@ -457,7 +457,7 @@ def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines
 def test_a_lock_whose_answer_was_lost_is_given_back_or_named(
     machines: Machines, kind: str, recovers: bool
 ) -> None:
-    """Of a login that prints without end: the program runs, and what it answers drowns."""
+    """The login prints without end: the lock program runs, but its answer drowns in the output."""
     drowned = ["gpu-01"]
 
     def run(programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
@@ -467,7 +467,7 @@ def test_a_lock_whose_answer_was_lost_is_given_back_or_named(
     said: list[str] = []
     with fleet_lock.held(FleetLock("run-1", run), ["gpu-01", "gpu-02"], say=said.append) as answers:
         assert answers["gpu-01"].error
-        assert machines.lock("gpu-01")  # it was taken there all the same
+        assert machines.lock("gpu-01")  # it was locked nonetheless
         machines.age("gpu-01", 0.0)
         if recovers:
             drowned.clear()
@@ -508,7 +508,7 @@ def marked_in(environment: Path) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
 def test_what_another_user_marks_as_ours_is_none_of_ours(machines: Machines) -> None:
-    """Neither a process of that user, nor a setuid program that the user has started."""
+    """Neither that user's process counts, nor a setuid program that the user started."""
     setuid = Path(tempfile.mkdtemp(dir="/var/tmp")) / "setuid"
     shutil.copy("/bin/sleep", setuid)
     setuid.parent.chmod(0o755)
@@ -609,7 +609,7 @@ def test_what_outlives_the_run_is_named_when_the_lock_is_given_back(
 def test_a_release_that_is_interrupted_names_the_nodes_that_stay_locked(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a second Ctrl-C, while the nodes are asked."""
+    """A second Ctrl-C arrives while nodes are being unlocked."""
     lock = controller(machines, "run-1")
     said: list[str] = []
 
@@ -703,8 +703,8 @@ def test_a_clock_that_is_far_off_is_worth_a_word() -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_others_read_the_folder_of_results_and_cannot_open_a_lock(machines: Machines, umask: int) -> None:
-    """Who can open a file can lock it, and keep every controller out. The folder is often made by this
-    program, and the health result in it is for exporters and people without root."""
+    """Anyone who can open the lock file can lock it and keep every controller out. This program often
+    creates the folder, which also holds the health result for exporters and users without root."""
     before = os.umask(umask)
     try:
         assert not controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
@@ -765,7 +765,7 @@ def test_a_time_that_is_none_makes_one_node_unreadable(field: str, value: str) -
 
 
 def test_to_be_terminated_is_to_be_interrupted_though_locks_are_broken() -> None:
-    """`validate --break-lock` died of SIGTERM, without a report."""
+    """`validate --break-lock` used to die of SIGTERM without a report."""
     fleet = Fleet(Path("nodes.yml"), {"gpu-01": Node("gpu-01", (), {})}, {})
     before = signal.getsignal(signal.SIGTERM)
     with fleet_lock.alone("validate", "r", fleet, timeout=1, connections=1, say=print, broken=True):

@@ -1,5 +1,5 @@
-"""A program that goes on printing on each of many nodes: read by one thread, found again after every loss,
-and bounded in what it may print."""
+"""Following a continuously printing program on many nodes: one reading thread, reconnection after
+every loss, and a limit on output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BEATS = HELLO + "while True:\n    time.sleep(0.2); print('@gpuprov-alive', flush
 
 
 class Taken:
-    """What came of each node, in its order."""
+    """Collects each node's answers and errors in order of arrival."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[Any]] = {}
@@ -75,7 +75,7 @@ def several(sshd: Sshd, count: int, **variables: Any) -> list[Node]:
 
 
 def sessions(sshd: Sshd) -> list[int]:
-    """The processes of its open connections."""
+    """Return the PIDs of this sshd's open connections."""
     pid = sshd.process.pid
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -86,7 +86,7 @@ def test_all_nodes_are_read_by_one_thread_and_nothing_is_left_on_them(own_sshd: 
     before = threading.active_count()
     with following(several(own_sshd, 6), QUIET, taken, logins=2):
         until(lambda: len(taken.of) == 6, 20)
-        # One of paramiko's for each connection, one that reads, two that log in.
+        # One paramiko thread per connection, one reader, two that log in.
         assert threading.active_count() - before <= 6 + 1 + 2
         began = time.monotonic()
     assert time.monotonic() - began < 1, "closing waits for nobody"
@@ -118,7 +118,7 @@ def test_a_node_whose_connection_is_lost_is_told_and_comes_back(own_sshd: Sshd, 
 
 
 def sessions_before(sshd: Sshd, taken: Taken) -> list[int]:
-    """The connections' processes of an sshd that has ended: parents of the programs that they run."""
+    """Return the connection PIDs of an sshd that has ended: the parents of the programs they run."""
     found = []
     for said in taken.of.values():
         stat = Path(f"/proc/{said[0]}/stat").read_text().rpartition(")")[2].split()
@@ -162,15 +162,15 @@ def test_a_node_is_not_silent_because_nobody_here_had_time_to_read_it(
     monkeypatch.setattr(follow, "SILENT", 1.0)
     with following(several(own_sshd, 2), BEATS, taken) as one:
         until(lambda: len(one._lines) == 2, 20)
-        with one._lines["gpu-0"].connection._channel.in_buffer._lock:  # its thread waits, as if without CPU
+        with one._lines["gpu-0"].connection._channel.in_buffer._lock:  # stalls its thread, as without CPU
             time.sleep(3)
             assert not taken.troubles()
-            monkeypatch.setattr(follow, "UNANSWERED", 1.0)  # but no node is believed for ever
+            monkeypatch.setattr(follow, "UNANSWERED", 1.0)  # a node may not stay silent forever
             until(taken.troubles)
 
 
 class Cable:
-    """The way to a port of this machine, which can be cut so that neither end hears of it."""
+    """A connection to a local port that can be cut without either end noticing."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -233,7 +233,7 @@ class Cable:
 def test_a_flood_is_cut_and_the_others_are_read_meanwhile(
     own_sshd: Sshd, taken: Taken, flood: str, why: str
 ) -> None:
-    """The same program for all; the Python of one node has an argument more, by which it floods."""
+    """All nodes run the same program; one node's Python gets an extra argument that makes it flood."""
     (own_sshd.bin / "flooding").write_text('#!/bin/sh\nexec python3 "$@" flood\n')
     (own_sshd.bin / "flooding").chmod(0o755)
     counting = "number = 10 ** 7\nwhile True:\n    number += 1; say(number); time.sleep(0.2)\n"
@@ -247,7 +247,7 @@ def test_a_flood_is_cut_and_the_others_are_read_meanwhile(
         assert why in taken.troubles("bad")[0]
         assert taken.last("bad").kind == "too large"
         until(lambda: len(sessions(own_sshd)) == 1)
-        until(lambda: taken.last("good") is not None, 25)  # it may be let in after the bad one is cut
+        until(lambda: taken.last("good") is not None, 25)  # it may connect after the bad node is cut
         since = time.monotonic()
         number = taken.last("good")
         until(lambda: taken.last("good") > number)
@@ -257,7 +257,7 @@ def test_a_flood_is_cut_and_the_others_are_read_meanwhile(
 
 
 def test_who_refused_us_is_not_asked_again_at_once(own_sshd: Sshd, taken: Taken, tmp_path: Path) -> None:
-    """Or accounts get locked."""
+    """Repeated attempts would get accounts locked."""
     nodes = [node for node in own_sshd.troubled(tmp_path).values() if node.name in ("locked-out", "refused")]
     with following(nodes, QUIET, taken):
         until(lambda: len(taken.troubles("refused")) > 3, 20)
@@ -310,7 +310,7 @@ def test_no_more_than_so_many_log_in_at_once(own_sshd: Sshd, taken: Taken) -> No
 
 
 def test_a_program_does_not_outlive_a_controller_that_was_killed(own_sshd: Sshd, tmp_path: Path) -> None:
-    """How it notices by itself, tests/node/test_health_result.py has."""
+    """tests/node/test_health_result.py covers how the program notices by itself."""
     child = os.fork()
     if not child:
         quiet = Taken()

@@ -1,4 +1,4 @@
-"""Answers one after the other in what a node prints, however it comes in pieces."""
+"""Parsing consecutive answers from a node's output, however the output is split."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""However a user switches the checking of host keys off: gpuprov's own connections and Ansible's accept an
-unknown key, keep it, and refuse a changed one. A real sshd, and the ssh of this machine."""
+"""Every way to disable host key checking, for gpuprov's own connections and for Ansible's: an unknown
+key is accepted and stored, a changed one is refused. Uses a real sshd and this machine's ssh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arguments(name: str, text: str) -> Form:
 
 
 def by_settings(name: str, text: str) -> Form:
-    """As ansible.cfg and the environment have it: settings become variables of the nodes."""
+    """Disable checking by ansible.cfg or the environment; the settings become node variables."""
 
     def form(node: Node, folder: Path) -> Node:
         with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,7 @@ def by_settings(name: str, text: str) -> Form:
 
 
 def by_file(text: str) -> Form:
-    """An ssh_config, with another one that it includes."""
+    """Disable checking by an ssh_config included from another one."""
 
     def form(node: Node, folder: Path) -> Node:
         (folder / "included").write_text(text)
@@ -85,12 +85,12 @@ FORMS: Mapping[str, Form] = {
 
 @pytest.fixture
 def nodes(sshd: Sshd, tmp_path: Path) -> dict[str, Node]:
-    """A node for each form, with a known_hosts of its own, which is missing."""
+    """Return one node per form, each with its own, still missing known_hosts file."""
     made = {}
     for number, (name, form) in enumerate(FORMS.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
-        # Without ControlMaster: they are one server, and would be on one connection.
+        # Without ControlMaster: all nodes are the same server and would share one connection.
         bare = sshd.node(f"gpu-{number}", known_hosts=folder / "known_hosts", ansible_ssh_args="-C")
         node = form(bare, folder)
         made[name] = replace(node, variables={**node.variables, "ansible_become": False})
@@ -98,7 +98,7 @@ def nodes(sshd: Sshd, tmp_path: Path) -> dict[str, Node]:
 
 
 def by_ansible(nodes: Mapping[str, Node], tmp_path: Path, **extra: Any) -> dict[str, str]:
-    """Form → how the play ended, `reached` or ssh's words."""
+    """Return form → outcome of the play: `reached` or ssh's error message."""
     playbook = tmp_path / "play.yml"
     playbook.write_text(PLAY)
     hosts = {node.name: node.variables for node in nodes.values()}
@@ -141,7 +141,7 @@ def test_an_unknown_key_is_accepted_and_kept(
 
 
 @pytest.mark.usefixtures("memory")
-@pytest.mark.parametrize("kind", ["ed25519", "rsa"])  # this sshd has no key of type rsa: it shows another one
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])  # this sshd has no rsa key, so it presents another type
 @pytest.mark.parametrize("how", ["us", "ansible"])
 def test_a_changed_key_is_refused(
     nodes: Mapping[str, Node], own_sshd: Sshd, sshd: Sshd, tmp_path: Path, how: str, kind: str
@@ -160,7 +160,7 @@ def test_a_changed_key_is_refused(
 def test_extra_variables_and_what_only_ansible_reaches_are_no_way_around_it(
     nodes: Mapping[str, Node], own_sshd: Sshd, sshd: Sshd, tmp_path: Path
 ) -> None:
-    """`--set` wins over the variables of a node; an option that gpuprov does not know is left to Ansible."""
+    """`--set` overrides node variables; nodes with an option unknown to gpuprov are left to Ansible."""
     foreign = {
         name: replace(node, variables={**node.variables, "ansible_become_exe": "/usr/bin/sudo"})
         for name, node in nodes.items()

@@ -1,4 +1,4 @@
-"""known_hosts files, compared with what ssh-keygen -F finds in them."""
+"""Lookups in known_hosts files, compared with `ssh-keygen -F`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_another_process_learned_meanwhile_is_not_learned_again(file: Path)
 
 
 def test_a_new_host_that_shows_two_keys_at_once_is_refused(tmp_path: Path) -> None:
-    """Two processes meet it at the same time; whoever comes second sees that it changed."""
+    """Two processes connect at the same time; the second one detects the changed key."""
     hop = Hop("gpu-09", 22, "root", user_known_hosts=(str(tmp_path / "known_hosts"),), accept_new=True)
     first, second = HostKeys(), HostKeys()
     nothing = [each.entries(hop) for each in (first, second)]

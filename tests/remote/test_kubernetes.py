@@ -1,5 +1,5 @@
-"""Kubernetes as a scheduler: what is asked of its API server, and what stands there afterwards. The client is
-the real one, over real HTTP; the server is kmock's."""
+"""Kubernetes as a scheduler: the requests to its API server and the resulting objects.
+The client is real, over real HTTP; the server is kmock's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def cluster(served: Served) -> Kubernetes:
-    """gpu-01 and gpu-02 of it, which the inventory calls by the same names, and spare-01 (gpu-09 there)."""
+    """Return a scheduler of gpu-01, gpu-02 (same names in the cluster) and spare-01 (gpu-09 there)."""
     pools = ("pool", "topology.kubernetes.io/rack")
     names = {"gpu-01": "gpu-01", "gpu-02": "gpu-02", "spare-01": "gpu-09"}
     for name in names.values():
@@ -194,7 +194,7 @@ def test_a_node_that_changes_all_the_time_is_given_up_after_a_few_tries(
 
 
 def test_of_two_watches_one_gets_the_lease(served: Served, cluster: Kubernetes) -> None:
-    """The other one writes between our look and our patch."""
+    """The other watch writes between our read and our patch."""
     mine, theirs = Lease("f", "h1", 1, "ctl-1:/home/" + "é" * 300), Lease("f", "h2", 1, "ctl-2:/home")
     assert cluster.lease({"gpu-02": mine}, {"gpu-02": None}) == {}
     served.api.meddling = [{"metadata": {"annotations": {"gpuprov.io/watch": put("", theirs)}}}]
@@ -289,7 +289,7 @@ def labels(served: Served) -> Any:
 def test_a_failed_node_leaves_its_pools_and_is_put_back_into_them(
     served: Served, cluster: Kubernetes
 ) -> None:
-    """While it is away it still counts as one of them: the limit on a pool goes by that."""
+    """Meanwhile it still counts as a member, because the limit on a pool depends on that."""
     served.api.change("gpu-01", {"metadata": {"labels": IN_POOLS | ELSE}}, "kubectl")
     before = cluster.look(["gpu-01"])["gpu-01"].pools
     cluster.drain(LOST)
@@ -367,7 +367,7 @@ def test_at_the_deadline_the_budget_and_the_pods_it_holds_are_named(
 
 
 def test_another_pod_of_the_same_name_is_not_evicted_for_it(served: Served, cluster: Kubernetes) -> None:
-    """A StatefulSet gives the next one the same name: the request names the pod that was seen here."""
+    """A StatefulSet reuses the pod name, so the request carries the UID of the pod observed here."""
     served.api.add_pod("db-0", "gpu-01", owner="StatefulSet")
     cluster.drain(LOST)
     seen = served.api.objects[kubernetes_api.PODS, "team", "db-0"].raw
@@ -473,7 +473,7 @@ def test_a_label_is_cut_to_what_kubernetes_takes(value: str, label: str | None) 
 
 
 def everything(served: Served, cluster: Kubernetes) -> list[Request]:
-    """The requests of each call once."""
+    """Make every kind of call once and return the requests."""
     served.api.add_pod("train", "gpu-01", gpus=GPUS)
     served.api.change("gpu-02", {"metadata": {"labels": {"pool": "train"}}}, "kubectl")
     assert cluster.drain(LOST) == cluster.mark({"gpu-01": "in repair"}) == {}
@@ -487,7 +487,7 @@ def everything(served: Served, cluster: Kubernetes) -> list[Request]:
 
 
 def test_every_body_is_what_the_published_schema_describes(served: Served, cluster: Kubernetes) -> None:
-    """The client's models are made from the API's OpenAPI document: each takes its part and gives it back."""
+    """The client's models are generated from the API's OpenAPI document and must round-trip each part."""
     seen = set()
 
     def same(model: Any, part: dict[str, Any]) -> None:
@@ -506,14 +506,14 @@ def test_every_body_is_what_the_published_schema_describes(served: Served, clust
 
 
 def _without_nulls(part: Any) -> Any:
-    """A null removes a field in a patch, and stands in no object."""
+    """Drop nulls, which delete a field in a patch but appear in no object."""
     if not isinstance(part, dict):
         return part
     return {key: _without_nulls(value) for key, value in part.items() if value is not None}
 
 
 def _deserialized(part: dict[str, Any], model: Any) -> Any:
-    """`part` read as this model and written again."""
+    """Return `part` after parsing it as this model and serialising it again."""
     api = client.ApiClient()
 
     class Response:

@@ -1,5 +1,5 @@
-"""What goes wrong between gpuprov and an API server of Kubernetes: one line each, that names what to do, and
-never the token; nothing is changed twice, and no call waits without end."""
+"""Faults between gpuprov and a Kubernetes API server: one line each, with a remedy, without the token.
+No change is applied twice, and every call has a deadline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def one(kubeconfig: Path | None, timeout: float = 20.0, context: str = "") -> Ku
 
 
 def told(cluster: Kubernetes) -> str:
-    """Why a look failed: one line without the token."""
+    """Return the error of a failed observation, after checking that it is one line without the token."""
     found = cluster.look(["gpu-01"])["gpu-01"]
     assert found.error
     assert "\n" not in found.error
@@ -193,7 +193,7 @@ def test_nobody_listens_there(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> Iterator[str]:
-    """The address of a server with a certificate that nobody signed."""
+    """Yield the URL of a server with a self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     today = datetime.datetime.now(datetime.UTC)
@@ -302,7 +302,7 @@ def test_a_cluster_that_fails_leaves_the_other_one_alone(served: Served, tmp_pat
 def test_a_program_for_credentials_that_fails(
     served: Served, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
-    """The client goes on without them, which the server would answer with a 403 that hides the cause."""
+    """The client continues without credentials, and the server's 403 would hide the cause."""
     document = yaml.safe_load(served.kubeconfig.read_text())
     program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh"}
     program["args"] = ["-c", f"echo {TOKEN} >&2; exit {status}"]  # type: ignore[assignment]
@@ -317,7 +317,7 @@ def test_a_program_for_credentials_that_fails(
 
 
 def slow(pieces: Iterator[bytes], pause: float) -> Iterator[str]:
-    """The address of a server that sends each of these pieces after a pause, to whoever connects."""
+    """Yield the URL of a server that sends each of these pieces to its client after a pause."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -341,7 +341,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
 
 @pytest.mark.parametrize("head", [HEAD, HEAD[:-2] + b"X-More: ", b"HTTP/1.1 500 No\r\n" + HEAD[17:], b""])
 def test_a_server_that_sends_a_byte_now_and_then_ends_the_call(tmp_path: Path, head: bytes) -> None:
-    """Each read ends in time, and the answer never would: in its body, headers, error or first line."""
+    """Each read succeeds in time, but the body, headers, error or first line never ends."""
     pieces = itertools.chain([head] if head else [], itertools.repeat(b"x"))
     with contextlib.contextmanager(slow)(pieces, 0.3) as url:
         began = time.monotonic()

@@ -1,6 +1,6 @@
-"""A mesh of real Receptors in which something is wrong: one line names the worker, and nothing is done there.
+"""Faults in a mesh of real Receptors: one line names the worker, and nothing runs there.
 
-Only where this machine has Receptor (GPUPROV_TEST_RECEPTOR). With the stand-in: test_worker_stream.py and
+Runs only if this machine has Receptor (GPUPROV_TEST_RECEPTOR). With the stand-in: test_worker_stream.py and
 test_workers.py.
 """
 
@@ -38,7 +38,7 @@ def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMesh]:
-    """The controller and worker-b know worker-a alone, and each other through it."""
+    """Yield a mesh where the controller and worker-b are connected only through worker-a."""
     folder = tmp_path_factory.mktemp("faults")
     made = RealMesh(folder, interpreter(folder))
     try:
@@ -52,12 +52,12 @@ def entry(config: Config, name: str) -> dict[str, Any]:
 
 
 def certificate(made: RealMesh, named: str, authority: str, *more: str) -> dict[str, Any]:
-    """A certificate for `named`, of this authority: `ca` is the mesh's."""
+    """Return the settings of a certificate for `named`, signed by this authority; `ca` is the mesh's own."""
     if not (made.folder / f"{authority}.key").exists():
         files = (f"outcert={authority}.crt", f"outkey={authority}.key")
         made.run("--cert-init", "commonname=other", "bits=2048", *files)
     made.certify(named, *more, authority=authority, file="odd")
-    # A liar does not look at its own.
+    # A liar does not verify its own certificate.
     return {
         "cert": str(made.folder / "odd.crt"),
         "key": str(made.folder / "odd.key"),
@@ -75,7 +75,7 @@ def expired(made: RealMesh, config: Config) -> None:
 
 
 def lies_about_its_name(made: RealMesh, config: Config) -> None:
-    """A member of the mesh that draws the routes to worker-b to itself."""
+    """Turn the member into one that attracts the routes to worker-b."""
     for name in ("tls-server", "tls-client"):
         entry(config, name).update(certificate(made, "worker-c", "ca"))
 
@@ -126,7 +126,7 @@ def test_a_worker_that_cannot_be_trusted_is_named_and_its_nodes_are_anothers(
 
 
 def worked_on(sshd: Sshd, made: RealMesh, mark: Path, event: Callable[[], None]) -> Any:
-    """What becomes of nodes of worker-b when this happens in the middle of their work."""
+    """Return the result for worker-b's nodes when `event` happens in the middle of their work."""
     slow = f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep(12); print('done')"
     hosts = asking(linked(inventory(sshd, made, "worker-b")), slow)
 

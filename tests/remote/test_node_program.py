@@ -1,4 +1,4 @@
-"""The program as it is sent to nodes: compiled for the controller's version of Python, else text."""
+"""The program sent to nodes: compiled for the controller's Python version, as text for all others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKED = re.compile(r"a2b_base64\('([^']+)'\)")
 
 
 def pythons() -> list[str]:
-    """This Python, and others that are installed and run."""
+    """Return this Python and all other working installed ones."""
     others = filter(None, (shutil.which(f"python3.{minor}") for minor in range(6, 16)))
     ran = (
         path for path in others if subprocess.run([path, "-c", "pass"], capture_output=True).returncode == 0
@@ -44,7 +44,7 @@ def facts(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
 
 
 def broken(program: str, form: int) -> str:
-    """With something else in place of the compiled program (0) or of its text (1)."""
+    """Replace the compiled program (form 0) or its text (form 1)."""
     other = binascii.b2a_base64(zlib.compress(b"raise SystemExit('the wrong one')"), newline=False).decode()
     return program.replace(PACKED.findall(program)[form], other)
 

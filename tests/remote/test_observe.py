@@ -1,4 +1,4 @@
-"""Asking many nodes: what comes back, in whatever state they are. Nodes are a real sshd on loopback."""
+"""Observing many nodes in any state. Nodes are a real sshd on loopback."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_node_that_hangs_is_given_up_after_its_time(sshd: Any) -> None:
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Nodes that run something else than the program they are sent."""
+    """Make nodes run a different program than the one they are sent."""
     return lambda text: monkeypatch.setattr("provision.remote.node_program.packed_for", lambda _facts: text)
 
 
@@ -120,7 +120,7 @@ def test_equal_texts_of_a_fleet_are_kept_once(sshd: Any) -> None:
 
 
 def test_nodes_only_ansible_can_reach(sshd: Any) -> None:
-    """The same program, the same facts; beside an SSH node, and one that Ansible cannot reach either."""
+    """Same program, same facts; next to an SSH node and one that even Ansible cannot reach."""
     tricky = "file./x'{{ 7 * 7 }}{% raw %}\".exists"
     local = {
         "ansible_connection": "local",

@@ -1,4 +1,4 @@
-"""What this machine does not allow is said in one line before a node is blamed for it."""
+"""Limits of this machine are reported in one line before a node is blamed for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ eth1\t0000020A\t0100010A\t0003\t0\t0\t0\t0000FFFF\t0\t0\t0
 
 
 class Files:
-    """The limit of open files of a pretended process."""
+    """The limit on open files of a simulated process."""
 
     def __init__(self, soft: int, hard: int, refuses: bool = False) -> None:
         self.limits, self.refuses = (soft, hard), refuses
@@ -116,7 +116,7 @@ def test_a_kernel_that_does_not_say_is_not_judged(tmp_path: Path, proc: Callable
 
 
 def test_connections_that_start_programs_are_not_many_at_once() -> None:
-    """They mostly lead to one and the same jump host, whose sshd turns away who comes in a crowd."""
+    """They usually share one jump host, and its sshd rejects connections beyond a limit."""
     plain = [Route(Hop(f"192.0.2.{number}", 22, "ops")) for number in range(200)]
     through = [Route(Hop(f"192.0.2.{number}", 22, "ops", proxy_command=("nc",))) for number in range(200)]
     said: list[str] = []

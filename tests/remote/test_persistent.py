@@ -1,4 +1,4 @@
-"""Connections that stay open between programs: one login for each node, and a new one where one was lost."""
+"""Connections kept open between programs: one login per node, and a new one after a loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = "import os; print('@gpuprov-facts 1 %d\\n%s\\n@gpuprov-end' % (len(str(o
 
 
 class Asked:
-    """The same program for all; what each node printed, by round."""
+    """One program for all nodes; collects each node's output by round."""
 
     def __init__(self, program: str = COUNT) -> None:
         self.program_text = program
@@ -65,7 +65,7 @@ def test_each_node_is_logged_in_to_once_however_often_it_is_asked(own_sshd: Sshd
 def test_some_of_the_nodes_are_asked_over_the_same_connections(own_sshd: Sshd) -> None:
     asked, one, again = Asked(), Asked(), Asked()
     with Reach(nodes(own_sshd, 4), 30, 512, (), persistent=True) as reach:
-        reach.put(asked, ["gpu-1", "gpu-2"])  # whom the first round leaves out may be asked in a later one
+        reach.put(asked, ["gpu-1", "gpu-2"])  # a node left out of the first round may come in a later one
         reach.put(one, ["gpu-2"])
         reach.put(again)
     assert sorted(asked.found) == ["gpu-1", "gpu-2"]
@@ -130,7 +130,7 @@ def test_a_connection_that_was_lost_meanwhile_is_made_anew_in_the_same_round(own
 
 
 def test_a_connection_that_is_lost_under_a_program_is_made_anew_too(own_sshd: Sshd, tmp_path: Path) -> None:
-    """As when a node is started anew in just that moment."""
+    """As when a node reboots at that moment."""
     mark = tmp_path / "was here"
     killer = (
         "import os, signal\n"
@@ -221,7 +221,7 @@ def result_of(threads: SshThreads) -> Any:
 def test_an_idle_connection_costs_nothing_and_ends_at_once(own_sshd: Sshd) -> None:
     with Reach(nodes(own_sshd, 8), 30, 512, (), persistent=True) as reach:
         rounds(reach, 1)
-        # At first threads of the pool end and the last messages come: how long, depends on the load.
+        # First, pool threads end and the last messages arrive, which takes longer under load.
         woken = []
         for _ in range(5):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
@@ -232,7 +232,7 @@ def test_an_idle_connection_costs_nothing_and_ends_at_once(own_sshd: Sshd) -> No
 
 
 def sessions(sshd: Sshd) -> list[int]:
-    """The processes of its open connections."""
+    """Return the PIDs of this sshd's open connections."""
     pid = sshd.process.pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,4 +1,4 @@
-"""The thread pool: every node gets a result, whatever its work does; concurrency rises while that helps."""
+"""The thread pool: every node gets a result, and concurrency rises while that helps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gathered(pool: HostPool[str]) -> dict[str, str | NodeError]:
 
 
 class AtWork:
-    """Counts how many are at work at once, and how many were at most."""
+    """Counts the active workers, now and at most."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -69,7 +69,7 @@ def test_trouble_of_one_is_not_trouble_of_another() -> None:
 
 
 def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread, and the first node takes it away: the others are done all the same."""
+    """With one thread, blocked by the first node, all other nodes still finish."""
     monkeypatch.setattr(module, "LATE", 0.1)
     stuck = threading.Event()
 
@@ -87,7 +87,7 @@ def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
-    """They do where a finalizer is written in Python, as paramiko's are."""
+    """They run if a finalizer is written in Python, as paramiko's are."""
     caller = threading.get_ident()
 
     def collected(phase: str, _info: object) -> None:
@@ -105,7 +105,7 @@ def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
     gc.set_threshold(20)
     try:
         while pool.unfinished:
-            # Python keeps freed pairs for later; only where it has none does it make one, and collect.
+            # Python reuses freed pairs; only without any does it allocate one, and collect.
             gc.disable()
             kept.append([(number, number) for number in range(2500)])
             gc.enable()
@@ -135,7 +135,7 @@ def test_nothing_more_is_started_once_it_is_stopped() -> None:
 
 
 def test_more_are_asked_at_once_when_all_that_takes_time_is_the_way() -> None:
-    """In turns that no clock ends: as many as are at work are let go together, as over a long way."""
+    """Every node takes 0.2 s of pure waiting, as over a slow network."""
     at_work = AtWork()
 
     def work(name: str) -> str:
@@ -149,7 +149,7 @@ def test_more_are_asked_at_once_when_all_that_takes_time_is_the_way() -> None:
 
 
 def test_nodes_that_are_slow_beside_the_others_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many nodes hang as are asked at once; they end only when all others are done."""
+    """As many nodes hang as run concurrently; they end only after all others."""
     monkeypatch.setattr(module, "AT_LEAST", 0.1)
     monkeypatch.setattr(module, "AT_FIRST", 0.02)
     others = threading.Semaphore(0)
@@ -185,7 +185,7 @@ def test_nobody_is_awaited_while_others_wait_for_their_turn() -> None:
 
 
 def climb(concurrency: Concurrency, rate: Callable[[int], float], cpu_of_one: float = 0.0) -> list[int]:
-    """The numbers it goes through when `rate` says how many nodes a second there are at each."""
+    """Return the concurrency levels visited; `rate`: nodes per second at each level."""
     numbers = [concurrency.now]
     for _ in range(10):
         seconds = concurrency.now / rate(concurrency.now)
@@ -204,7 +204,7 @@ def test_it_goes_back_where_more_are_not_faster() -> None:
 
 
 def test_it_stops_where_our_own_processor_is_the_limit() -> None:
-    """5 ms each: 200 a second fill a core."""
+    """At 5 ms each, 200 nodes per second fill a core."""
     assert climb(Concurrency(500), lambda now: min(now / 0.5, 200), cpu_of_one=0.005) == [
         64,
         128,

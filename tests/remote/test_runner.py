@@ -1,4 +1,4 @@
-"""Running playbooks with the real Ansible here: outcomes from events, and nothing secret left behind."""
+"""Running playbooks with the local, real Ansible: outcomes come from events, no secret is left behind."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_each_host_has_the_outcome_its_events_tell(tmp_path: Path) -> None:
     assert outcomes["broken"].task == "Break"
     assert outcomes["broken"].message == "the command ended with status 100 · E: no such package"
     assert outcomes["looping"].message.startswith("bad: the command ended with status 1")
-    # ssh has ended by the time Ansible writes to it, or has not.
+    # ssh may or may not have ended by the time Ansible writes to it.
     assert re.search("Connection refused|could not be sent", outcomes["gone"].message)
 
     seen = [(event.node, event.task, event.kind, event.ignored) for event in events]
@@ -267,7 +267,7 @@ def test_a_role_that_would_be_skipped_is_not_loaded(tmp_path: Path, monkeypatch:
 def test_roles_run_in_order_without_the_comparison_of_their_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With pre_tasks before them and tasks behind; `when` and tags of each hold."""
+    """With pre_tasks before and tasks after the roles; `when` and tags of each apply."""
     monkeypatch.setattr(paths, "ROLES", tmp_path / "roles")
     for name in ("one", "two", "three"):
         for folder in ("tasks", "meta", "defaults"):
@@ -301,7 +301,7 @@ def test_roles_run_in_order_without_the_comparison_of_their_variables(
 def test_up_takes_out_a_broken_module_package_whatever_steps_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else `dpkg --configure -a`, its next task, would compile the module again, and fail again."""
+    """Otherwise `dpkg --configure -a`, the next task, would compile the module again and fail again."""
     for name, said in (("dpkg", "nvidia-kernel-open-dkms"), ("dpkg-query", "installed x 1")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
         (tmp_path / name).chmod(0o755)
@@ -329,7 +329,7 @@ def test_check_mode_changes_nothing(tmp_path: Path) -> None:
 
 
 def written(folder: Path) -> tuple[Path, Path]:
-    """A playbook that writes a file with a secret in it, and that file, which has another one."""
+    """Return a playbook that writes a file with a secret, and that file, which holds an older secret."""
     file = folder / "app.conf"
     file.write_text("password=0ld-w0rd\nport=1\n")
     tasks = playbook(
@@ -448,7 +448,7 @@ def test_a_killed_controller_takes_its_ansible_with_it(tmp_path: Path, memory: P
         running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         return [line for line in running.splitlines() if str(memory) in line]
 
-    until(lambda: len([line for line in left() if "ansible-playbook" in line]) <= 1)  # who does the task
+    until(lambda: len([line for line in left() if "ansible-playbook" in line]) <= 1)  # the one doing the task
     handover.remove_orphans()
     until(lambda: not left())
     assert not went_on.exists(), "the task after the one that ran must not be begun"
@@ -456,7 +456,7 @@ def test_a_killed_controller_takes_its_ansible_with_it(tmp_path: Path, memory: P
 
 
 def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: Path, memory: Path) -> None:
-    nap = f"300.{os.getpid()}"  # a number no other sleep on this machine has
+    nap = f"300.{os.getpid()}"  # unique among the sleep commands on this machine
     tasks = playbook(tmp_path, f"- ansible.builtin.command: sleep {nap}")
 
     def handler(_event: Event) -> None:
@@ -470,7 +470,7 @@ def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: 
 
 
 def leaky_tasks(folder: Path, memory: Path, copy: Path) -> Path:
-    """Tasks that say the secret aloud, and keep all that was handed to Ansible while it is there."""
+    """Return tasks that print the secret and copy everything handed to Ansible while it exists."""
     return playbook(
         folder,
         f"""
@@ -518,7 +518,7 @@ def test_secrets_stay_in_the_private_folder(
     shown = next(
         e.result["stdout"] for e in events if e.task == "Show everything handed over" and "stdout" in e.result
     )
-    assert "ANSIBLE_LIBRARY" in shown  # the environment and the processes were really looked at
+    assert "ANSIBLE_LIBRARY" in shown  # proves that the environment and the process list were printed
     assert "ansible-playbook" in shown
     assert SECRET not in shown
 

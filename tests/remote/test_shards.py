@@ -1,4 +1,4 @@
-"""A playbook divided over several ansible-playbook processes answers as one of them would."""
+"""A playbook divided over several ansible-playbook processes gives the same results as a single one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ok(hosts: Mapping[str, Any]) -> dict[str, Outcome]:
 
 
 class Scripted:
-    """A place that notes how it was called, says three things of each host and ends well."""
+    """A runner that records its arguments, sends three events per host and succeeds."""
 
     def __init__(self) -> None:
         self.called: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def raising(error: BaseException) -> partitions.Run:
 def until_stopped(
     _playbook: Path, _hosts: Mapping[str, Any], *, interrupts: Interrupts | None = None, **_: Any
 ) -> dict[str, Outcome]:
-    """A place that works until it is told to stop, as runner.run_playbook is."""
+    """Run until interrupted, as runner.run_playbook does."""
     assert interrupts is not None
     for _turn in range(600):
         if interrupts.count:
@@ -124,7 +124,7 @@ def test_there_are_never_more_places_than_forks() -> None:
 
 
 def test_two_that_wait_for_one_another_have_a_turn_together_wherever_they_are_played() -> None:
-    # Worker a has the first four of its hosts to do before a5, whose partner b1 is the first of worker b.
+    # Worker a has four hosts to do before a5; a5's partner b1 comes first on worker b.
     hosts = {"a1": "a", "a2": "a", "a3": "a", "a4": "a", "a5": "a", "b1": "b", "b2": "b", "x1": ""}
     hosts |= {"b3": "b", "x2": ""}
     batches = partitions.in_batches(hosts, 2, 2)
@@ -196,7 +196,7 @@ def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
     def slow(*_: Any, interrupts: Interrupts | None = None, **__: Any) -> dict[str, Outcome]:
         assert interrupts is not None
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1.5)  # the other has stopped by now, and was heard
+        time.sleep(1.5)  # the other one has stopped by now, and its signal was handled
         counts.append(interrupts.count)
         raise KeyboardInterrupt
 
@@ -224,14 +224,14 @@ def test_how_many_processes_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
-    """What these words do depends on the hosts of the same ansible-playbook. (The controller is none.)"""
+    """These keywords depend on the hosts of the same ansible-playbook. (The controller does not count.)"""
     words = re.compile(
         r"\b(run_once|throttle|hostvars|ansible_play_hosts\w*)\b|\bserial:|\bgroups\["
         r"|\bdelegate_to: (?!localhost\n)"
     )
     files = [*paths.ROLES.rglob("*.yml"), *paths.ROLES.rglob("*.j2")]
     files += [paths.PLAYBOOKS / f"{name}.yml" for name in ("up", "reboot", "validate")]
-    files = [path for path in files if "files" not in path.parts]  # these no Ansible reads
+    files = [path for path in files if "files" not in path.parts]  # Ansible does not read these files
     assert len(files) > 50
     assert [str(path) for path in files if words.search(path.read_text(encoding="utf-8"))] == []
 
@@ -306,7 +306,7 @@ print(*(outcome.status for outcome in outcomes.values()))
 
 
 def test_no_process_is_started_with_half_of_ansible_runner(tmp_path: Path, memory: Path) -> None:
-    """Its last step, the look for plugins, takes long on a slow disk; its modules are all there by then."""
+    """ansible-runner scans plugins last, slowly on a slow disk; all its modules exist by then."""
     play = playbook(tmp_path, "- ansible.builtin.command: 'true'\n")
     done = subprocess.run(
         [sys.executable, "-c", ONE_IMPORTS_WHILE_THE_OTHER_PLAYS, str(play), str(memory)],

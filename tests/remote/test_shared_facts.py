@@ -1,4 +1,4 @@
-"""Facts kept once for many nodes say for each node what it said itself."""
+"""Facts stored once for many nodes return each node's own values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ answers = st.lists(st.dictionaries(st.sampled_from(["a.b", "c", "d"]), values, m
 
 
 def text(facts: Any) -> str:
-    """With its types: in Python alone, 1 and true would be equal."""
+    """Serialise facts as JSON, which keeps types: Python treats 1 and True as equal."""
     return json.dumps(dict(facts), sort_keys=True)
 
 

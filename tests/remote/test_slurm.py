@@ -1,4 +1,4 @@
-"""Slurm behind the interface of schedulers, on one in memory; tests/lab/test_slurm.py has a real one."""
+"""The scheduler interface on an in-memory Slurm; tests/lab/test_slurm.py uses a real one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_one_refused_does_not_keep_the_others() -> None:
     one = slurm(cluster)
     inner = cluster._node
 
-    def part(given: dict[str, str]) -> Done:  # as 24.11 does: a is done, and the whole refused
+    def part(given: dict[str, str]) -> Done:  # as 24.11 does: a is updated, the whole rejected
         if given["NodeName"] == "a,b":
             inner({**given, "NodeName": "a"})
             return Done(1, "", "slurm_update error: Invalid node name specified\n")
@@ -127,7 +127,7 @@ def test_leases_stand_in_comments_behind_those_of_the_site() -> None:
 
 
 def fleet_of(nodes: int, denied: str = "") -> tuple[Cluster, list[str], Slurm, list[int]]:
-    """A cluster whose site has a comment on each node, and how many commands each round trip had."""
+    """Build a cluster with a site comment on each node; also return the commands per round trip."""
     names = [f"gpu-{number:04d}" for number in range(nodes)]
     comments = {name: f"asset {number}" for number, name in enumerate(names)}
     cluster = Cluster({name: ["IDLE", ""] for name in names}, comments=comments, denied=denied)
@@ -159,7 +159,7 @@ def test_who_may_change_no_node_does_not_try_each(denied: str) -> None:
 
 
 def test_who_does_not_answer_is_asked_once_for_all_nodes() -> None:
-    """Each question may take half a minute, and the watch is killed after five."""
+    """Each query may take half a minute, and the watch is killed after five minutes."""
     cluster, names, one, trips = fleet_of(1000)
     cluster.down = "scontrol: no answer after 30 s"
     words = one.look(names)

@@ -1,4 +1,4 @@
-"""Permits and the breaker of all drains, as reservations: who gets one, who is refused, what is unknown."""
+"""Permits and the shared breaker on drains, stored as reservations: granted, refused, unknown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What Slurm's commands print, read. The texts were seen from Slurm 24.11.5 of Debian 13 on the nodes of
-tests/lab/test_slurm.py; the other forms of the state are those of Slurm's own tables."""
+"""Parsing the output of Slurm's commands. The texts come from Slurm 24.11.5 of Debian 13, on the nodes
+of tests/lab/test_slurm.py; other forms of the state come from Slurm's own tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to a real sshd on a loopback address; servers that misbehave are made here."""
+"""Connections to a real sshd on a loopback address, and to misbehaving servers created here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_many_at_once(ssh: Ssh, sshd: Any) -> None:
     assert [ANSWER.encode() in answer for answer in answers] == [True] * 12
 
 
-# Who we are
+# The client's identity
 
 
 def test_a_wrong_key_is_named(ssh: Ssh, sshd: Any) -> None:
@@ -131,7 +131,7 @@ def test_the_agent_holds_the_locked_key(
     assert ANSWER.encode() in ssh.ask(replace(way, target=target), PROGRAM, 20)
 
 
-# Who they are
+# The servers' identities
 
 
 def test_an_unknown_host_key_is_refused_with_the_line_to_run(ssh: Ssh, sshd: Any, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_accept_new_learns_an_unknown_key_and_still_refuses_a_changed_one(
     assert trouble(Ssh(), route(sshd.node(known_hosts=file, ssh_args=accept))).kind == "host key"
 
 
-# The way there
+# The route
 
 
 def test_through_a_jump_host_whose_key_is_checked(sshd: Any, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_what_the_inventory_has_wrong(
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """Starts a server that treats each connection as `behave` does; returns its port."""
+    """Yield a function that starts a server which runs `behave` on each connection; it returns the port."""
     sockets: list[socket.socket] = []
 
     def start(behave: Callable[[socket.socket], Any]) -> int:
@@ -301,7 +301,7 @@ def test_a_node_that_hangs_after_connecting(ssh: Ssh, sshd: Any, serve: Callable
 def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
     ssh: Ssh, sshd: Any, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """paramiko gives up before the node's time is over, in the words it has for a server that hangs up."""
+    """paramiko gives up before the node's deadline, with the same message as for a closed connection."""
 
     def gives_up(_self: paramiko.Transport, timeout: float) -> None:
         time.sleep(timeout)
@@ -315,7 +315,7 @@ def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
 
 
 def test_a_node_that_hangs_up_at_once(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None:
-    """It is tried again as long as there is time, then the error says how often, and where to look."""
+    """The connection is retried until the deadline; the error gives the number of tries and a remedy."""
     way = route(sshd.node(ansible_port=serve(lambda connection: connection.close())))
     error = trouble(ssh, way, seconds=3)
     assert error.kind == "unreachable"
@@ -328,7 +328,7 @@ def test_a_node_that_hangs_up_at_once(ssh: Ssh, sshd: Any, serve: Callable[..., 
 def test_an_sshd_that_takes_few_connections_at_a_time_is_tried_again(
     behind: str, sshd: Any, tmp_path: Path
 ) -> None:
-    """OpenSSH closes what is beyond MaxStartups before its banner; the others are through in a moment."""
+    """OpenSSH closes connections beyond MaxStartups before the banner; the others are soon through."""
     narrow = type(sshd)(tmp_path, sshd.program, max_startups=1)
     try:
         way, inner = route(narrow.node()), route(sshd.node())
@@ -373,7 +373,7 @@ def test_what_is_not_ssh(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None
 
 
 class Server(paramiko.ServerInterface):
-    """An SSH server in this process: for what the real one does not do."""
+    """An SSH server in this process, for behaviour that the real one does not show."""
 
     def __init__(self, password: str | None) -> None:
         self.password = password
@@ -404,7 +404,7 @@ def serve_ssh(
     transports: list[paramiko.Transport] = []
 
     def start(server: Server) -> dict[str, Any]:
-        """The variables of a node that is this server."""
+        """Return the variables of a node that leads to this server."""
 
         def behave(connection: socket.socket) -> None:
             transport = paramiko.Transport(connection)
@@ -437,7 +437,7 @@ def test_a_password(ssh: Ssh, sshd: Any, serve_ssh: Callable[[Server], dict[str,
 def test_a_node_that_never_answers_a_request_is_cut_off(
     sshd: Any, serve_ssh: Callable[[Server], dict[str, Any]]
 ) -> None:
-    """paramiko waits for that without an end."""
+    """paramiko itself waits for the answer forever."""
     stuck = threading.Event()
 
     class Stuck(Server):

@@ -1,5 +1,5 @@
-"""What nodes printed comes through a worker's stream as it was, in little room; and no worker can make
-much of little with it."""
+"""Answers of nodes pass through a worker's stream unchanged and compressed, and no worker can send a
+decompression bomb."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def answer(**facts: Any) -> bytes:
 
 
 def fleet(count: int) -> list[bytes]:
-    """Answers of nodes that are alike but for three facts."""
+    """Return answers of nodes that differ in only three facts."""
     same = {f"package.lib-{number:02}.version": "580.126.09-0ubuntu1" for number in range(60)}
     return [
         answer(**same, **{"boot.id": f"{number * 7919:032x}", "host.name": f"gpu-{number:04}", "cpu": number})
@@ -42,7 +42,7 @@ def fleet(count: int) -> list[bytes]:
 
 
 def passed(outputs: list[bytes]) -> list[bytes]:
-    """What comes out of a stream that these are put into, as events of it."""
+    """Return the outputs after sending them through a stream as events."""
     there, here = Answers(), Answers()
     return [here.unpacked(json.loads(json.dumps(there.packed(output)))) for output in outputs]
 
@@ -75,7 +75,7 @@ def test_of_nodes_that_are_alike_only_what_differs_is_said() -> None:
 
 
 def test_nodes_of_several_kinds_are_told_apart() -> None:
-    """However they alternate, each is compared with one of its kind."""
+    """However the kinds alternate, each node is compared with one of its own kind."""
     kinds = [
         [answer(**{f"{kind}.{name}": "x" * 10 for name in range(20)}, n=n) for n in range(5)]
         for kind in "abc"
@@ -97,7 +97,7 @@ def test_no_stream_keeps_more_than_a_few_answers(filling: str) -> None:
 
 @contextlib.contextmanager
 def at_most(mebibytes: int) -> Iterator[None]:
-    """Python has no more memory at any time within than before, and so much."""
+    """Check that Python's memory use grows by at most this much inside the block."""
     tracemalloc.start()
     try:
         yield
@@ -179,13 +179,13 @@ def test_frames_of_what_is_alike_are_small() -> None:
 
 
 def frame(number: int, packed: bytes) -> bytes:
-    """A frame of what nobody compressed as it should be."""
+    """Return a frame around data that was not compressed properly."""
     data = AESGCM(KEY).encrypt(number.to_bytes(12, "big"), packed, None)
     return sealed.FRAME + base64.b64encode(data) + b"\n"
 
 
 def bomb(mebibytes: int) -> bytes:
-    """So much of nothing, compressed."""
+    """Return this many MiB of zeros, compressed."""
     deflate = zlib.compressobj(9)
     pieces = [deflate.compress(bytes(1 << 20)) for _ in range(mebibytes)]
     return b"".join(pieces) + deflate.flush(zlib.Z_SYNC_FLUSH)
@@ -243,7 +243,7 @@ def test_a_payload_that_comes_to_more_than_one_may_is_not_opened(
 
 
 def test_workers_that_speak_otherwise_are_of_another_version() -> None:
-    """A build of the same version may not: what speaks is in the digest that is compared."""
+    """Builds of the same version may differ: the compared digest covers the code of the protocol."""
     named = dict(worker_stream._files())
     spoken = {f"workers/{file.name}" for file in Path(worker_stream.__file__).parent.glob("*.py")}
     assert spoken <= named.keys()
@@ -261,7 +261,7 @@ def test_workers_that_speak_otherwise_are_of_another_version() -> None:
     ],
 )
 def test_a_unit_imports_only_what_it_needs(begun: str, without: tuple[str, ...]) -> None:
-    """On a worker that is asked often, imports would be most of what a unit costs."""
+    """On a frequently used worker, imports would dominate a unit's cost."""
     program = f"import sys; from provision.remote.worker_program import {begun}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(without) & set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""What a worker says is looked at before it is believed; whatever it sends, its hosts are never ok by it."""
+"""A worker's stream is verified before use; whatever it sends, its hosts are never ok because of it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 
 
 def share(standing: StandIn, script: Any, hosts: Mapping[str, Any] = HOSTS) -> mesh.Share:
-    """These hosts, behind one worker, which says what is in the script."""
+    """Return these hosts as the share of one worker, which sends the events of the script."""
     standing.add("rack-1", said=script)
     worker = Worker("rack-1", standing.socket, "/opt/gpuprov/bin/python")
     link = Link((worker,), standing.socket, TLS_CLIENT)
@@ -61,11 +61,11 @@ Play = Callable[..., dict[str, Outcome]]
 
 @pytest.fixture
 def play(standing: StandIn) -> Play:
-    """Have a scripted worker play observe.yml on gpu-01 and gpu-02."""
+    """Return a function that has a scripted worker play observe.yml on gpu-01 and gpu-02."""
 
     def playing(script: Script, **options: Any) -> dict[str, Outcome]:
         done = worker_runs.run_playbook(share(standing, script), OBSERVE, HOSTS, **options)
-        assert standing.units == {}  # whatever became of it
+        assert standing.units == {}  # whatever the outcome
         return done
 
     return playing
@@ -86,7 +86,7 @@ def test_signs_of_life_and_noise_are_no_events(play: Play) -> None:
 
 @pytest.mark.parametrize("kept", range(len(whole())))
 def test_a_stream_that_is_cut_anywhere_leaves_no_host_ok(play: Play, kept: int) -> None:
-    """Nothing says that they failed, either: `up` looks at them, and goes on with another worker."""
+    """They are not known to have failed, either: `up` observes them and continues with another worker."""
     outcomes = play(Script(lines({"event": "keepalive"}, *whole()[:kept]), noise=b"Killed\n"))
     assert {one.status for one in outcomes.values()} == {"unreachable"}
     assert "worker rack-1: its work ended too early: Killed" in outcomes["gpu-01"].message
@@ -134,7 +134,7 @@ def test_what_no_worker_says_ends_it_and_leaves_no_host_ok(play: Play, name: str
     outcomes = play(Script(lines(*said[:2]) + HOSTILE[name] + lines(*said[2:])))
     assert {one.status for one in outcomes.values()} == {"failed"}
     assert outcomes["gpu-01"].message.startswith("worker rack-1: its answer is not understood: ")
-    assert "events arrived of" not in outcomes["gpu-01"].message  # it was refused for what it is
+    assert "events arrived of" not in outcomes["gpu-01"].message  # it was refused because of its content
     if "foreign" in name:
         assert "it reported on 'gpu-99', which is not one of its nodes" in outcomes["gpu-01"].message
     assert outcomes["gpu-01"].message.isprintable()
@@ -200,8 +200,7 @@ def test_a_worker_that_was_changed_after_its_greeting_opens_nothing(play: Play) 
 
 
 class Booted(Script):
-    """A worker that boots after it was greeted: it has another key, and can open nothing that was sealed
-    for the former one."""
+    """A worker that reboots after its greeting: its new key cannot open anything sealed for the old one."""
 
     booted = False
 
@@ -220,7 +219,7 @@ def submitted(standing: StandIn) -> int:
 def test_a_worker_that_booted_after_its_greeting_is_greeted_again(standing: StandIn, play: Play) -> None:
     outcomes = play(Booted(lines(*whole())))
     assert {one.status for one in outcomes.values()} == {"ok"}
-    assert submitted(standing) == 4  # a greeting and a unit that is refused, twice
+    assert submitted(standing) == 4  # a greeting and a refused unit, twice
 
 
 def test_a_greeting_is_remembered_by_the_next_command(standing: StandIn, play: Play) -> None:
@@ -274,7 +273,7 @@ def test_a_greeting_that_cannot_be_relied_on_is_asked_for_again(
     assert submitted(standing) == 4
 
 
-# Receptor 1.5.5's texts, and what is said of them.
+# Messages of Receptor 1.5.5 and their explanations.
 TLS = "TLS error connecting to remote service: CRYPTO_ERROR 0x12a (local)"
 REFUSALS = {
     "unknown work type gpuprov-worker": "its Receptor does not allow the work type gpuprov-worker",
@@ -396,7 +395,7 @@ def test_a_worker_that_could_not_work_says_why(play: Play) -> None:
 
 @pytest.fixture
 def hung(standing: StandIn, monkeypatch: pytest.MonkeyPatch) -> mesh.Share:
-    """The share of a worker whose units say no more after their first events."""
+    """Return the share of a worker whose units fall silent after their first events."""
     for name, seconds in (("_POLL", 0.05), ("_LOOK", 0.1)):
         monkeypatch.setattr(units, name, seconds)
     monkeypatch.setattr(assignment, "SILENCE", 0.5)
@@ -513,7 +512,7 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
     assert all(len(one) == 1 and isinstance(one[0], NodeError) for one in found.values())
     assert sorted(found) == names[1:5]
     assert (found["gpu-3"][0].kind, found["gpu-3"][0].what) == ("auth", "no key [2J")
-    assert list(left) == ["gpu-5"]  # another worker may ask it
+    assert list(left) == ["gpu-5"]  # another worker may query it
     assert "worker rack-1: it did not answer for this node" in left["gpu-5"].what
 
 
@@ -528,7 +527,7 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
 def test_an_answer_like_none_that_there_was_is_for_another_worker(
     standing: StandIn, data: dict[str, Any], words: str
 ) -> None:
-    """What was said before it counts; of what comes after it, nobody can tell."""
+    """Events before it count; events after it are unreliable."""
     names = [f"gpu-{number}" for number in range(3)]
     said = [
         event(worker_stream.OUTPUT, 1, host="gpu-0", output='{"a":1,"b":2}', seconds=0.5),
@@ -555,7 +554,7 @@ def test_an_answer_like_none_that_there_was_is_for_another_worker(
 def test_a_unit_that_holds_more_than_such_work_can_is_ended(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However little it takes on its way."""
+    """However few bytes it needs on the wire."""
     monkeypatch.setattr(units, "_EACH", 10_000)
     outcomes = play(Script(lines({"event": "keepalive", "x": "x" * 100_000}, *whole()[:3])))
     assert "it prints without end" in outcomes["gpu-01"].message

@@ -1,6 +1,6 @@
-"""A share done by a worker of a mesh ends as one done from here, and leaves nothing.
+"""Work done by a mesh worker ends like work done from here, and leaves nothing behind.
 
-With the stand-in for Receptor's control socket, and with Receptor itself where this machine has it
+Uses the stand-in for Receptor's control socket, and Receptor itself if this machine has it
 (GPUPROV_TEST_RECEPTOR).
 """
 
@@ -47,7 +47,7 @@ Mesh = StandIn | RealMesh
 
 @pytest.fixture(autouse=True)
 def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a process knows of a mesh, and names units in, is each test's own."""
+    """Give each test its own state folder and forget what earlier tests learned about a mesh."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     forget()
     yield
@@ -56,7 +56,7 @@ def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Iterator[StandIn]:
-    """worker-a and worker-b, whose Receptor is stood in for."""
+    """Yield worker-a and worker-b with a stand-in for their Receptor."""
     folder = tmp_path / "m"
     folder.mkdir()
     made = StandIn(folder)
@@ -86,12 +86,12 @@ _REAL = pytest.param("receptor", marks=pytest.mark.skipif(not PROGRAM, reason="n
 
 @pytest.fixture(params=["stand-in", _REAL])
 def meshed(request: pytest.FixtureRequest, standing: StandIn, real: RealMesh | None) -> Mesh:
-    """worker-a, and worker-b behind it."""
+    """Return a mesh of worker-a and, behind it, worker-b."""
     return real if request.param == "receptor" and real is not None else standing
 
 
 def nothing_left(made: Mesh, state: Path) -> bool:
-    """Of units; what workers said of themselves is remembered."""
+    """Check that no unit is left; greetings of workers may stay cached."""
     files = [
         path for path in (state / "gpuprov").rglob("*") if path.is_file() and path.name != "greetings.json"
     ]
@@ -122,7 +122,7 @@ def test_hosts_do_not_learn_of_their_workers(sshd: Sshd, standing: StandIn) -> N
         Worker("worker-a", standing.socket),
     )
     assert workers.LINK not in str(here) + str(away)
-    json.dumps(hosts)  # plain data, wherever variables go
+    json.dumps(hosts)  # plain data, so it can go wherever variables go
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_an_ansible_cfg_that_workers_do_not_have_is_refused(
     monkeypatch.setenv("ANSIBLE_CONFIG", "/etc/ansible/ansible.cfg")
     with pytest.raises(InventoryError, match="workers are not given that file"):
         linked(inventory(sshd, standing))
-    assert linked(inventory(sshd, standing), gpuprov_receptor_node="").nodes  # nobody needs it then
+    assert linked(inventory(sshd, standing), gpuprov_receptor_node="").nodes  # no node needs a worker
 
 
 def test_nodes_with_the_same_workers_have_one_list_of_them(sshd: Sshd, standing: StandIn) -> None:
-    """A hundred thousand nodes have few lists: in memory, too."""
+    """A hundred thousand nodes share a few lists, in memory too."""
     fleet = linked(inventory(sshd, standing, ["worker-b", "worker-a"]))
     hosts = {name: node.variables for name, node in fleet.nodes.items()}
     assert hosts["gpu-01"][workers.LINK] is hosts["gpu-02"][workers.LINK]
@@ -163,13 +163,13 @@ def test_nodes_with_the_same_workers_have_one_list_of_them(sshd: Sshd, standing:
 
 
 def test_whoever_plays_on_nodes_minds_their_workers() -> None:
-    """A new caller of the runner must divide its hosts, or nodes behind a worker are reached from here."""
+    """A new caller of the runner must divide its hosts, or nodes behind a worker are contacted directly."""
     callers = {
         path.relative_to(paths.PACKAGE).as_posix()
         for path in paths.PACKAGE.rglob("*.py")
         if re.search(r"\brun_playbook\b", path.read_text()) and "_packed" not in path.parts
     }
-    # observe.py divides by itself; resolve.py and selftest/machine.py play on this machine alone.
+    # observe.py divides its own hosts; resolve.py and selftest/machine.py play on this machine only.
     assert callers == {
         "desired/resolve.py",
         "remote/reach/partitions.py",
@@ -189,7 +189,7 @@ def test_nodes_of_a_lost_worker_are_spread_by_what_the_others_have_already(
     monkeypatch.setattr(mesh.Mesh, "_usable", usable)
     ways = {"a": ["a", "b", "c"], "b": ["b"], "c": ["c"]}
     links = {name: Link(tuple(map(Worker, workers))) for name, workers in ways.items()}
-    # 8 nodes of worker-a first, whom others can do; 6 of worker-b alone, and 2 of worker-c.
+    # First 8 nodes of worker-a that others can do; then 6 of worker-b alone, and 2 of worker-c.
     of = {f"gpu-{number:02d}": links["abc"[(number > 8) + (number > 14)]] for number in range(1, 17)}
     shares, stranded = mesh.assigned({name: {} for name in of}, of, without=("b", "c"))
     assert stranded == {}
@@ -211,7 +211,7 @@ def test_nodes_of_a_lost_worker_are_spread_by_what_the_others_have_already(
     assert mesh.worked([*busy, *shares], work) == {}
     assert again == {"b": 2, "c": 6}
     later, _ = mesh.assigned({name: {} for name in of}, dict.fromkeys(of, links["a"]), without=("a",))
-    assert {share.worker: len(share.hosts) for share in later} == {"b": 8, "c": 8}  # nothing is left of it
+    assert {share.worker: len(share.hosts) for share in later} == {"b": 8, "c": 8}  # worker a gets no node
 
 
 # --- done in the mesh ---
@@ -236,8 +236,8 @@ def test_a_playbook_by_workers_ends_as_one_from_here(sshd: Sshd, tmp_path: Path,
 
 def test_secrets_are_in_no_argument_no_file_and_no_event(sshd: Sshd, meshed: Mesh) -> None:
     fleet = linked(inventory(sshd, meshed, ansible_become_password=SECRET))
-    # The program on the node looks at what all of this machine's processes were started with, and at what
-    # Receptor keeps of the unit on either side: it is there, and cannot be read.
+    # The program searches every process's environment on this machine and Receptor's files of the unit on
+    # either side: the unit's files exist, but the secret in them is encrypted.
     look = textwrap.dedent(f"""
         import glob, os
         found, units = [], 0
@@ -268,7 +268,7 @@ def test_secrets_are_in_no_argument_no_file_and_no_event(sshd: Sshd, meshed: Mes
     for top in (*Path("/dev/shm").glob("gpuprov*"), *Path("/tmp").glob("gpuprov*")):
         for folder, _, names in os.walk(top):
             for file in (Path(folder, name) for name in names):
-                with contextlib.suppress(OSError):  # of another run, and gone by now
+                with contextlib.suppress(OSError):  # belongs to another run and has vanished
                     assert not (file.is_file() and SECRET in file.read_text(errors="replace")), file
 
 
@@ -304,7 +304,7 @@ def test_nodes_are_spread_over_the_workers_that_reach_them(sshd: Sshd, standing:
 
 
 def broken(folder: Path, program: str) -> Path:
-    """A worker's command that greets as it should, and does this instead of its work."""
+    """Return a worker command that greets correctly and runs `program` instead of its work."""
     path = folder / "broken"
     path.write_text(
         f"#!{sys.executable}\nimport os, signal, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
@@ -331,7 +331,7 @@ def test_what_a_lost_worker_left_is_done_by_another(
     sshd: Sshd, standing: StandIn, tmp_path: Path, name: str
 ) -> None:
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
-    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both greeted
     standing.commands["worker-a"] = broken(tmp_path, LOST[name]) if LOST[name] else tmp_path / "nowhere"
     found = observe(fleet.nodes.values(), {})
     assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
@@ -353,7 +353,7 @@ def test_a_playbook_that_does_not_begin_at_a_worker_is_played_by_another(
 def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
     sshd: Sshd, standing: StandIn, tmp_path: Path
 ) -> None:
-    """Nothing is repeated on them unseen: another worker would do what was done."""
+    """Work is not repeated on unobserved hosts: another worker would do everything twice."""
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
     assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())
     standing.commands["worker-a"] = broken(
@@ -379,11 +379,11 @@ def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
     alone = sshd.node("gpu-03", ansible_become=False)
     programs = dict.fromkeys(("gpu-01", "gpu-02", "gpu-03"), "print('hello')")
     found = run_programs([*fleet.nodes.values(), alone], programs, timeout=20)
-    assert found["gpu-03"] == b"" or "answered" in str(found["gpu-03"])  # it was asked
+    assert found["gpu-03"] == b"" or "answered" in str(found["gpu-03"])  # it was queried
     assert "worker worker-a: the mesh has no way to it" in str(found["gpu-01"])
     outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
     assert {one.status for one in outcomes.values()} == {"unreachable"}
-    # What to do is said in the same line, to whoever reads only that.
+    # The remedy is in the same line, in case the reader sees only that.
     fix = (
         "is its Receptor running, and are its peers? then run again, up and validate with --resume; "
         "if it stays lost, name others in its nodes' gpuprov_receptor_node"
@@ -396,7 +396,7 @@ def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
 def test_a_worker_that_is_cut_off_after_its_greeting_is_given_nothing(
     sshd: Sshd, standing: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit for it would be waited for until its TTL is up; so would the next one, for a neighbour of it."""
+    """A unit for it would block until its TTL, and so would the next one, for its neighbour."""
     monkeypatch.setattr(mesh, "_ROUTE", 0.0)
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
     assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
@@ -413,7 +413,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
 ) -> None:
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"] if others else "worker-a"))
     observe(fleet.nodes.values(), {})
-    for name, seconds in (("LEASE", 5.0), ("MARGIN", 3.0)):  # seconds for what takes minutes
+    for name, seconds in (("LEASE", 5.0), ("MARGIN", 3.0)):  # shortens waits of minutes to seconds
         monkeypatch.setattr(assignment, name, seconds)
     quick = "worker_entry._LOOK = worker_entry.worker_stream.BEAT = 0.3; return original(about, share)"
     command = broken(tmp_path, quick)
@@ -432,12 +432,12 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         for name in ("_POLL", "_LOOK"):
             monkeypatch.setattr(units, name, 0.3)
         standing.cut("worker-a")
-        # The unit finds no way to its controller any more; it is asked over the same socket here.
+        # The unit has lost its route to the controller; here it is queried over the same socket.
         monkeypatch.setattr("tests.support.receptor.CONTROLLER", "elsewhere")
         if not others:
             time.sleep(9)  # longer than a lease and its margin
             standing.routes.add("worker-a")
-            time.sleep(4)  # till Receptor asks for more of it, longer than a unit may be silent
+            time.sleep(4)  # until Receptor requests more output, which is longer than a unit may be silent
             for unit in standing.units.values():
                 unit.frozen = False
 
@@ -468,7 +468,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
 
 @pytest.fixture
 def locking(standing: StandIn, tmp_path: Path) -> Any:
-    """Locks of gpu-01 and gpu-02 in folders of their own, which worker-a confirms many times a second."""
+    """Locks of gpu-01 and gpu-02 in separate folders, which worker-a confirms many times a second."""
     homes = {name: tmp_path / "nodes" / name for name in ("gpu-01", "gpu-02")}
     homes["gpu-01"].parent.mkdir()
     program = fleet_lock._program
@@ -507,7 +507,7 @@ def sleeper(mark: Path, seconds: float) -> str:
 def test_a_worker_keeps_the_locks_of_its_nodes_alive_while_it_works(
     sshd: Sshd, standing: StandIn, tmp_path: Path, locking: Any
 ) -> None:
-    """The controller's own confirmations come every ten minutes."""
+    """The controller itself confirms only every ten minutes."""
     new, files = locking
     hosts = asking(linked(inventory(sshd, standing)), sleeper(tmp_path / "task", 4))
     fresh: list[bool] = []
@@ -527,7 +527,7 @@ def test_a_worker_keeps_the_locks_of_its_nodes_alive_while_it_works(
     assert fresh == [True]
     assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
     time.sleep(1)
-    assert not any(file.exists() for file in files.values())  # released, and not taken again
+    assert not any(file.exists() for file in files.values())  # released, and not acquired again
 
 
 def test_a_worker_ends_its_work_when_the_lock_of_a_node_is_anothers(
@@ -550,7 +550,7 @@ def test_a_worker_ends_its_work_when_the_lock_of_a_node_is_anothers(
     why = "the lock of gpu-01 was taken for gpuprov up by bob@ctl-2 (process 7), since 10:00"
     assert outcomes["gpu-01"].status == "failed"
     assert outcomes["gpu-01"].message == f"{why}: work on it was ended"
-    # The others of the unit may be gone on with, once they were looked at.
+    # The unit's other nodes may continue after an observation.
     assert outcomes["gpu-02"].status == "unreachable"
     assert f"worker worker-a: it was stopped: {why} → run again" in outcomes["gpu-02"].message
     assert json.loads(files["gpu-01"].read_text())["run"] == "run-2"
@@ -571,17 +571,17 @@ def test_what_asks_for_no_lock_gives_its_workers_none(sshd: Sshd, standing: Stan
 
 
 def folders_of(worker: int) -> list[Path]:
-    """The private folders that a worker holds."""
+    """Return the private folders that a worker holds open."""
     links = []
     for link in Path(f"/proc/{worker}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             links.append(link.readlink())
     return [link.parent for link in links if link.name.startswith("lock")]
 
 
 @pytest.fixture
 def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
-    """A controller of its own, whose worker is in the middle of a task that takes minutes."""
+    """Yield a controller process whose worker is in the middle of a task of several minutes."""
     standing.commands["worker-a"] = interpreter(tmp_path, f"echo $$ > {tmp_path}/pid")
     program = (
         f"import os, time; open({str(tmp_path / 'task')!r}, 'w').write(str(os.getpid())); time.sleep(300)"
@@ -609,7 +609,7 @@ def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
             yield process, worker
         finally:
             process.kill()
-            with contextlib.suppress(OSError, ValueError):  # it does not end with who began it
+            with contextlib.suppress(OSError, ValueError):  # the task outlives the process that started it
                 os.kill(int((tmp_path / "task").read_text()), signal.SIGKILL)
     assert len(held) == 2
     assert {folder.parent for folder in held} == {Path("/dev/shm")}
@@ -617,14 +617,14 @@ def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
 
 
 def plays_of(worker: int) -> list[int]:
-    """Ansible's processes below a worker's."""
+    """Return the PIDs of the ansible-playbook processes below a worker."""
     return [pid for pid, _ in runner._descendants(worker) if "ansible-playbook" in command_of(pid)]
 
 
 def test_a_worker_ends_ansible_and_itself_when_its_controller_is_interrupted(
     at_work: Any, standing: StandIn, tmp_path: Path
 ) -> None:
-    """The fixture sees to the folders: none is left."""
+    """The fixture checks that no private folder is left."""
     process, worker = at_work
     plays = plays_of(worker)
     assert plays
@@ -638,7 +638,7 @@ def test_a_worker_ends_ansible_and_itself_when_its_controller_is_interrupted(
 def test_work_outlives_its_controller_and_the_next_run_ends_it(
     at_work: Any, sshd: Sshd, standing: StandIn, tmp_path: Path
 ) -> None:
-    """It had no run folder: nobody will ask for it. (Of `up` it is collected: tests/up/test_collect.py.)"""
+    """Without a run folder its results are not collected. (Those of `up` are: tests/up/test_collect.py.)"""
     process, worker = at_work
     plays = plays_of(worker)
     process.kill()
@@ -662,7 +662,7 @@ def test_hosts_of_a_killed_worker_are_named_with_it(at_work: Any) -> None:
     until(lambda: not any(alive(pid) for pid in plays))
     from provision.remote.ansible.handover import remove_orphans
 
-    remove_orphans()  # as the next worker there does before anything else
+    remove_orphans()  # as the next worker there does first
 
 
 def test_a_receptor_of_ours_that_is_restarted_costs_nothing(
