@@ -1,4 +1,4 @@
-"""gpuprov used from Python: the example of docs/python.md above a real sshd, without a terminal."""
+"""Using gpuprov from Python: the example of docs/python.md over a real sshd, without a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLE, _CHANGES, ON_EVENT = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 @pytest.fixture
 def folder(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the inventory of one node that answers, and one whose port is closed."""
+    """Enter a folder with an inventory of a reachable node and one with a closed port."""
     nodes = {"gpu-01": sshd.node("gpu-01"), "gpu-02": sshd.node("gpu-02", ansible_port=1)}
     hosts = {
         name: {**node.variables, "ansible_become": False, "gpuprov_roles": ["host_settings"]}
@@ -39,7 +39,7 @@ def folder(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def in_python(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in its own session, so without a terminal, from a folder with hostile modules."""
+    """Run a program in a new session, so without a terminal, from a folder with hostile modules."""
     for name in ("json.py", "yaml.py", "provision/__init__.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("raise SystemExit('a module of this folder was run')\n")
@@ -87,7 +87,7 @@ def test_events_are_typed_and_name_each_node_and_the_run_folder(capfd: pytest.Ca
 
 @pytest.mark.usefixtures("folder")
 def test_documents_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = gpuprov.load(gpuprov.Source(inventories="inventory.yml", nodes="gpu-01"))  # one, as a text
+    fleet = gpuprov.load(gpuprov.Source(inventories="inventory.yml", nodes="gpu-01"))  # a name, not a list
     changing = {"run_folder": "", "written": ""}
     ours = gpuprov.plan(fleet).document()
     cli.main(["plan", "inventory.yml", "--nodes", "gpu-01", "--json"])

@@ -1,4 +1,4 @@
-"""gpuprov.validate: what it measures, tells and writes, without a terminal."""
+"""gpuprov.validate without a terminal: its measurements, events and files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A small run of benchmarks/detection: faults that the lab can inject are caught and blamed rightly, no
-look-alike and no healthy node is flagged. Nodes with AMD's GPUs have their own catalogue.
+"""A small run of benchmarks/detection: injectable faults are detected and blamed on the right device.
 
-The seed is that of all tests (tests/support/seed.py): fixed, and drawn in the long set. CI tries one class in
-three, and of AMD's one in six, because each costs half a second of a core and its seed is always the same;
-the long set tries all, and more healthy nodes. A failure prints the seed.
+No look-alike and no healthy node is flagged. Nodes with AMD GPUs have their own catalogue. The seed is that
+of all tests (tests/support/seed.py): fixed, and random in the long set. CI runs one class in three, and one in
+six of AMD's, because each costs half a second of a core and its seed never changes; the long set runs all
+classes and more healthy nodes. A failure prints the seed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Outcome = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def said() -> Mapping[str, Sequence[Outcome]]:
-    """What the validator said of every trial, by class; the simulator runs in a process of its own."""
+    """Return the validator's outcome of every trial, by class; the simulator runs in a separate process."""
     keys = [key for key, _ in (*FAULTS, *LOOK_ALIKES)]
     nvidia = [key for key in keys if key not in catalogue_amd.ENTRIES]
     asked = trials([*nvidia, HEALTHY], range(SEED, SEED + 1), HEALTHY_NODES, graded=0)
@@ -52,13 +52,13 @@ def said() -> Mapping[str, Sequence[Outcome]]:
 
 
 def shown(one: Outcome) -> str:
-    """All that a person needs to see it again."""
+    """Return the details needed to reproduce an outcome."""
     head = f"{VARIABLE}={SEED}: class {one['key']} on {one['sku']}: {'; '.join(one['faults']) or 'no fault'}"
     return "\n".join([f"{head}: verdict {one['verdict']}", *one["findings"], one["trouble"]])
 
 
 def sorted_by_kind(entries: Iterable[Entry]) -> list[tuple[str, str]]:
-    """Number and name as the document lists them: the faults, then the look-alikes."""
+    """Return numbers and names in the document's order: faults, then look-alikes."""
     return [(str(entry.number), entry.name) for entry in sorted(entries, key=lambda entry: entry.trap)]
 
 
@@ -104,7 +104,7 @@ def test_the_document_lists_every_class_and_look_alike_of_amds_catalogue() -> No
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
     low, high = scores.Share(8, 10).interval
-    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)  # the textbook's example
+    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)  # the textbook example
     assert scores.Share(0, 2000).interval[1] < 0.002
     assert scores.Share(0, 0).interval == (0.0, 1.0)
 
@@ -143,7 +143,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(command, "outcomes", run)
     kept, asked = tmp_path / "kept", [Trial("1", seed) for seed in range(4)]
     list(command.resumed(asked[:2], kept, 1))
-    list(command.resumed(asked[2:3], kept, 0))  # its trouble is no outcome
+    list(command.resumed(asked[2:3], kept, 0))  # a trial that got into trouble has no outcome
     with kept.open("a") as file:
         file.write('{"key": "1", "se')  # killed while writing
     ran.clear()

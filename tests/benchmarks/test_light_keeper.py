@@ -1,4 +1,4 @@
-"""Light nodes: the way to those that are far away is late, and nothing else."""
+"""Light nodes: the simulated long distance only adds delay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DELAY = 0.2
 
 
 async def _speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """As an SSH server, which says who it is and, in a packet of its own, what it can."""
+    """Send data as an SSH server does: its banner first, then its algorithms in a separate packet."""
     for line in LINES:
         writer.write(line)
         await writer.drain()
@@ -30,7 +30,7 @@ async def _heard() -> tuple[bytes, float]:
     writer.close()
     for server in (there, way):
         server.close()
-    await asyncio.sleep(2 * DELAY)  # until the end of the conversation has arrived, too
+    await asyncio.sleep(2 * DELAY)  # until the end of the stream has arrived, too
     return said, took
 
 

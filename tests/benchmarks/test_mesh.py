@@ -1,4 +1,4 @@
-"""The simulation of a mesh drives the real code, loses nothing on bad days, and sees code that is wrong."""
+"""The mesh simulation runs the real code, loses no result under faults, and detects broken code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_A_REGION = NODES // REGIONS
 
 
 def looked(folder: Path, **what: Any) -> Looked:
-    """(Who waits in true time, for what takes minutes of it, waits beyond a test's time.)"""
+    """Run the simulated observation. (Code that waits in real time for minutes exceeds the test's limit.)"""
     return look.look(Scenario(NODES, **what), folder)
 
 
@@ -43,7 +43,7 @@ def test_nodes_of_a_dark_region_are_looked_at_by_the_next_one_and_none_is_lost(t
     bench_mesh.right(one, "")
     assert one.unreached == 0
     assert 0 < one.twice <= 2 * OF_A_REGION
-    # What is cut off is waited for, and then it is quick: no unit is given to another dark worker.
+    # Nodes cut off are waited for, and the rest is quick: no unit goes to another dark worker.
     assert assignment.LEASE < one.seconds < assignment.LEASE + assignment.MARGIN
 
 
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     assert timeless("other", 2) != first
 
 
-# --- code that is wrong is seen
+# --- broken code is detected
 
 
 def test_it_sees_that_nodes_of_a_lost_worker_are_given_to_nobody(
@@ -117,7 +117,7 @@ def test_it_sees_a_result_of_another_node(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each share takes minutes, and has the time: its worker is cut off in the middle."""
+    """Make each worker's nodes take minutes, so that a worker is cut off in the middle."""
     monkeypatch.setattr(look, "RATE", 0.02)
     monkeypatch.setattr(worker_asks, "_SPARE", 600.0)
 
@@ -145,7 +145,7 @@ def test_a_unit_that_nobody_removes_is_seen(tmp_path: Path, monkeypatch: pytest.
         bench_mesh.right(looked(tmp_path), "")
 
 
-# --- what it stands on
+# --- assumptions
 
 
 def test_threads_wait_in_virtual_time_and_hand_over_in_order() -> None:
@@ -185,7 +185,7 @@ def test_what_waits_in_another_way_than_is_known_breaks_the_run(
 
 
 def test_what_a_simulated_worker_says_has_the_form_of_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event of a node's output, as worker_entry sends it, and as benchmarks/mesh/worker.py does."""
+    """Compare a node's output event as sent by worker_entry and by benchmarks/mesh/worker.py."""
     from benchmarks.mesh.worker import Process
 
     sent: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
-"""The benchmarks work, on few nodes and in one round, and docs/performance.md has a row for each goal.
+"""The benchmarks run on a few nodes in one round, and docs/performance.md has a row for each goal.
 
-How fast anything is, is not tested."""
+Speed itself is not tested."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options(tmp_path: Path) -> Options:
 
 @pytest.fixture
 def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that need no root."""
+    """Use nodes that need no root."""
     monkeypatch.setattr(bench_drift, "fleet", nodes.loopback)
 
 
@@ -92,7 +92,7 @@ def test_figures_are_written_between_the_markers_and_nowhere_else(tmp_path: Path
 
 
 def test_the_document_shows_the_figures_that_are_kept_beside_it(tmp_path: Path) -> None:
-    """Nobody wrote a figure by hand, and none is from a part that is no more."""
+    """No figure was edited by hand, and every figure belongs to an existing part."""
     kept = measured.read(measured.beside(DOCUMENT), list(command.parts()))
     copy = tmp_path / "copy.md"
     copy.write_text(DOCUMENT.read_text("utf-8"), "utf-8")
@@ -192,7 +192,7 @@ def test_start_measures_its_goals(options: Options) -> None:
     assert of_goals(list(bench_start.measure(options))).keys() == {"help.cpu", "help.wall"}
 
 
-# --- a contender that does not look is none ---
+# --- a contender must observe the nodes ---
 
 
 def test_forty_things_are_expected_of_every_kind(two: tuple[Nodes, list[expectations.Expected]]) -> None:
@@ -212,7 +212,7 @@ def test_who_reports_no_planted_difference_is_not_measured(
 ) -> None:
     fleet, expected = two
     bench_drift.sees(OURS, fleet, expected, bench_drift._new(tmp_path, "ours"))
-    with pytest.raises(FailedError, match="it reports"):  # plain ssh looks at nothing
+    with pytest.raises(FailedError, match="it reports"):  # plain ssh observes nothing
         bench_drift.sees(FLOOR, fleet, expected, bench_drift._new(tmp_path, "floor"))
 
 

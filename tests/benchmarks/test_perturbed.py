@@ -1,6 +1,6 @@
-"""Perturbed outputs of the tools, drawn by a generator that knows no check: nothing wrong passes, and what is
-judged wrongly is what docs/detection.md lists. The numbers are fixed, so that a red run can be repeated:
-`python -m benchmarks.detection --perturbed N`.
+"""Perturbed tool outputs from a generator independent of the checks: no wrong result passes.
+Misjudged outputs are exactly those listed in docs/detection.md. The numbers are fixed, so that a failed run
+can be repeated: `python -m benchmarks.detection --perturbed N`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FEW = 300
 
 
 def asked_in_document() -> int:
-    """How many outputs the document's figures are of."""
+    """Return the number of outputs behind the document's figures."""
     match = re.search(r"--perturbed (\d+)`", DOCUMENT.read_text("utf-8"))
     assert match is not None
     return int(match[1])
 
 
 def shown(outcomes: Sequence[Any], what: str) -> str:
-    """Those outputs of which this is true, for a person who has to see them again."""
+    """List the outputs with this property, for a person who has to reproduce them."""
     return "\n".join(
         f"{one['surface']} {one['number']} ({one['node']}) {one['name']}: {one['verdict']} {one['findings']}"
         for one in outcomes
@@ -56,7 +56,7 @@ def test_nothing_wrong_passes_and_every_miss_is_listed() -> None:
 
 @pytest.mark.parametrize("rows", [4, 9])
 def test_a_sample_is_changed_only_where_enough_are_left(rows: int) -> None:
-    """Another change of the same output may have taken most rows of a GPU."""
+    """Another change of the same output may have removed most rows of a GPU."""
     (row,) = [one for one in table()["telemetry"] if one.name == "held down in one sample"]
     head = "timestamp, index, clocks_event_reasons.active\n"
     text = head + "".join(f"2026/09/21 13:33:{at:02}.000, 0, 0x0\n" for at in range(rows))
@@ -149,7 +149,7 @@ def test_every_row_has_a_label_a_source_and_somebody_who_does_it() -> None:
     assert all(len(row.source) > 5 and row.label in (NAMED, ERROR, HARMLESS) for row in rows)
     for surface, own in table().items():
         labels = {row.label for row in own}
-        # A node hands on what its kernel logged meanwhile, read whole, or no such output at all.
+        # A node returns the new kernel log lines completely or not at all, so an ERROR row is impossible.
         wanted = {NAMED, HARMLESS} if surface == "kernel_delta" else {NAMED, ERROR, HARMLESS}
         assert labels >= wanted, f"{surface} is not tried for {labels}"
 

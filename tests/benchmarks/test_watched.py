@@ -1,5 +1,5 @@
-"""What the benchmarks of the watch stand on: a Slurm that is a file, health results, and what a right
-substitution is. How long one takes, is not tested."""
+"""The base of the watch benchmarks: a file-based Slurm, health results, and the rules of a correct
+substitution. Speed itself is not tested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from provision.up.watch.seen import seen
 from provision.validate.status.status import judged
 from tests.support.health_results import printed
 
-# --- the Slurm that is a file, as gpuprov itself speaks to it
+# --- the file-based Slurm, driven by gpuprov's own client
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_gpuprov_reads_the_results_as_they_are_meant() -> None:
     assert bad.cause == "gpu5 has fallen off the bus (Xid 79)"
 
 
-# --- what a right substitution is
+# --- correct substitutions
 
 BEFORE = {
     "a": {"state": "IDLE", "reason": "", "pool": "gpu"},

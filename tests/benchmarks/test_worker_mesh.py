@@ -1,6 +1,6 @@
-"""What the costs of `drift` behind workers are made of; and that it is measured, where there is a Receptor.
+"""The parts of the cost of `drift` behind workers; measured only if this machine has Receptor.
 
-How fast anything is, is not tested."""
+Speed itself is not tested."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def two() -> Iterator[Nodes]:
 
 
 def standing(**given: Any) -> WorkerMesh:
-    """A mesh of which only this much is there."""
+    """Return a mesh with only the given attributes."""
     return WorkerMesh(cast("RealMesh", SimpleNamespace(**given)))
 
 
@@ -86,7 +86,7 @@ def test_each_node_is_behind_both_workers(tmp_path: Path, two: Nodes) -> None:
 
 
 def test_what_a_unit_spent_counts_also_when_nobody_waited_for_it(tmp_path: Path) -> None:
-    """As a Receptor that runs a program, which leaves another one behind."""
+    """Simulates a Receptor that runs a program which leaves a child behind."""
     burn = f"{sys.executable} -I -S -c 'sum(range(10_000_000))'"
     command = ["sh", "-c", f"({burn} &) ; exec sleep 600"]
     counted = [sys.executable, "-I", "-S", str(TREE_COST), str(tmp_path / "cost"), "600", *command]
@@ -106,7 +106,7 @@ def test_what_a_unit_spent_counts_also_when_nobody_waited_for_it(tmp_path: Path)
 
 
 class Spending:
-    """A mesh whose machines spend so much CPU in a run."""
+    """A mesh that consumes this much CPU time per machine and run."""
 
     def __init__(self, **seconds: float) -> None:
         self._seconds = {name.replace("_", "-"): each for name, each in seconds.items()}

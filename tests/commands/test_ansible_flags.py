@@ -1,4 +1,4 @@
-"""The flags that an Ansible user types: what they mean here."""
+"""Flags familiar from Ansible, and their meaning here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parsed(*words: str) -> Any:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What a command line that is refused prints: one line, or one and what to do."""
+    """Return the error of a rejected command line, one or two lines."""
     capsys.readouterr()
     assert cli.main(words) == ExitCode.USAGE
     out, err = capsys.readouterr()
@@ -32,7 +32,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to work in, of a user who has run nothing yet."""
+    """Enter an empty working folder, as a user without any earlier run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
@@ -73,7 +73,7 @@ def test_flags_of_up() -> None:
         ("{a: 1, b: 'é\"\\n'}", {"a": 1, "b": 'é"\\n'}),
         ("@vars.yml", {"a": 1, "b": ["x"]}),
         ("@vars.json", {"a": "1"}),
-        # As with --set: what a role declares as text stays text.
+        # As with --set: text variables of a role stay text.
         ("{cuda_toolkit_version: 12.9}", {"cuda_toolkit_version": "12.9"}),
         ("cuda_toolkit_version=12.9", {"cuda_toolkit_version": "12.9"}),
     ],

@@ -1,4 +1,4 @@
-"""gpuprov baseline learn: from stored runs to a thresholds file that the other commands take."""
+"""gpuprov baseline learn: from stored runs to a thresholds file that other commands accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of burnin: what means nothing is refused before a node is touched."""
+"""The command line of burnin: meaningless options are rejected before any node is contacted."""
 
 from __future__ import annotations
 

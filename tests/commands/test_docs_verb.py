@@ -1,4 +1,4 @@
-"""gpuprov docs: everything that has a page is found and printed; a typing error gets the nearest name."""
+"""gpuprov docs: every documented name is found and printed, and a typo gets the nearest name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_limit_that_is_no_skus_belongs_to_a_check() -> None:
 
 
 def documented_facts() -> Iterator[re.Pattern[str]]:
-    """The form of each fact of docs/facts.md: `package.NAME.version` stands for each package's."""
+    """Yield a pattern per fact in docs/facts.md; `package.NAME.version` matches every package."""
     for cell in re.findall(
         r"^\| ([^|]*`[^|]*) \| .* \|$", (paths.DOCS / "facts.md").read_text("utf-8"), re.M
     ):
@@ -111,7 +111,7 @@ def test_a_terminal_gets_it_through_the_pager(
     monkeypatch.setenv("PAGER", f"tee {taken}")
     assert cli.main(["docs", "nccl"]) == ExitCode.OK
     assert taken.read_text("utf-8") == (paths.ROLES / "nccl" / "README.md").read_text("utf-8")
-    monkeypatch.setenv("PAGER", "true")  # it has read enough before the end
+    monkeypatch.setenv("PAGER", "true")  # a pager that quits early
     assert cli.main(["docs", "detection"]) == ExitCode.OK
     assert terminal.getvalue() == ""
     monkeypatch.setenv("PAGER", "no-such-pager -R")

@@ -1,4 +1,4 @@
-"""init, plan and drift as a person types them: what they print, write and return."""
+"""Output, files and exit status of init, plan and drift on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = "file./etc/modprobe.d/blacklist-nouveau.conf.content"
 
 @pytest.fixture
 def trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
-    """A fleet of three nodes that are as declared but for what is put into the answer (node → facts)."""
+    """Set up three nodes as declared, except for the facts put into the returned dict (node → facts)."""
     different: Facts = {}
 
     def answer(node: Node, asked: Collection[str]) -> Observation:
@@ -122,7 +122,7 @@ def test_junit_has_a_case_for_each_node(
     suite = ElementTree.fromstring((tmp_path / "drift.xml").read_text())  # noqa: S314 - our own file
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     cases = {case.get("name"): [child.tag for child in case] for case in suite}
-    # That a node was never validated is only said.
+    # A node without validation is only mentioned.
     assert cases == {"gpu-01": ["system-out"], "gpu-02": ["failure", "system-out"], "gpu-03": ["error"]}
 
 
@@ -189,7 +189,7 @@ def test_a_mistake_is_one_line_and_touches_nothing(
 ) -> None:
     try:
         ended = cli.main([verb, *words])
-    except SystemExit as stopped:  # argparse's own
+    except SystemExit as stopped:  # raised by argparse
         ended = int(str(stopped.code))
     shown = capsys.readouterr()
     assert ended == code
@@ -199,7 +199,7 @@ def test_a_mistake_is_one_line_and_touches_nothing(
 
 
 def test_set_takes_versions_as_they_stand(trouble: Facts, capsys: pytest.CaptureFixture[str]) -> None:
-    """12.10 would be a number, and become 12.1."""
+    """As a number, 12.10 would become 12.1."""
     trouble["gpu-02"] = {"driver.loaded_version": None}
     code, _, err = gpuprov(capsys, "plan", "--set", "cuda_toolkit_version=12.10")
     assert "there is no release 12.10" in err or code == ExitCode.OK, err
@@ -262,7 +262,7 @@ def test_the_variables_the_starter_shows_exist() -> None:
 def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
     monkeypatch: pytest.MonkeyPatch, trouble: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C after two of three nodes: their lines are those that a whole run writes, secrets masked."""
+    """Ctrl-C after two of three nodes leaves the same lines as a complete run, with secrets masked."""
     secret = "correct-horse"
     trouble["gpu-02"] = {"driver.loaded_version": f"570.1-{secret}"}
     vault(monkeypatch, secret)

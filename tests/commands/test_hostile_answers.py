@@ -1,5 +1,5 @@
-"""A node that answers with damaged or malicious JSON cannot be read; the other nodes' results are the same as
-without it. Real sshd, whole commands; the malicious node's python3 prints one answer to everything."""
+"""A node with damaged or malicious JSON is unreadable and leaves the other nodes' results unchanged.
+Real sshd, whole commands; the malicious node's python3 prints one answer to everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision import cli
 from provision.remote.reach import fleet_lock
 from tests.support.sshd import Sshd
 
-# An answer to every question: of the lock, the health result, the facts, the burn-in.
+# An answer to every request: the lock, the health result, the facts and the burn-in.
 FIELDS = {
     "state": '"taken"',
     "holder": "null",
@@ -40,13 +40,13 @@ INNER = '{"now": %s, "up": %s, "boot": "b", "campaign": "run-1", "alive": true, 
 
 
 def everywhere(value: str) -> str:
-    """The answer with this value in place of each number."""
+    """Return the answer with this value in place of each number."""
     numbers = dict.fromkeys(("age", "time", "uptime", "written", "uid", "facts"), value)
     return _answer(numbers | {"gpuprov": INNER % (value, value, value)})
 
 
 def held(age: str) -> str:
-    """The answer of a node that another run has held for so long."""
+    """Return the answer of a node that another run has locked for `age` seconds."""
     holder = '{"run": "20261128T100000.000Z-up", "node": "a", "who": "ann", "since": "10:00", "verb": "up"}'
     told = {"state": '"held"', "holder": holder, "age": age, "time": str(time.time())}
     return _answer(told | {"gpuprov": INNER % (age, age, age)})
@@ -98,7 +98,7 @@ CASES = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the inventory is. Locks are kept below it, not in this machine's /run."""
+    """The folder of the inventory. Locks go below it, not into this machine's /run."""
     told = fleet_lock._program
 
     def elsewhere(request: Any) -> str:
@@ -114,7 +114,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fleet(folder: Path, sshd: Sshd, answer: str) -> None:
-    """An inventory of an honest node and one that gives this answer."""
+    """Write an inventory of an honest node and one that always gives this answer."""
     body = answer.encode("utf-8", "surrogateescape")
     (folder / "answer").write_bytes(b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body))
     python = folder / "python3"

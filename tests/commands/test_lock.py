@@ -1,4 +1,4 @@
-"""gpuprov lock as a person types it, and how plan, up and drift are held to what it wrote."""
+"""gpuprov lock on the command line, and how its file binds plan, up and drift."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIN = "file./etc/apt/preferences.d/gpuprov-lock"
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
-    """Node → what it has installed; a fleet of three L40S nodes that answers from it."""
+    """Node → installed packages; a fleet of three L40S nodes that reports them."""
     there: Facts = {name: {"libnccl2": "2.29.7-1"} for name in ("gpu-01", "gpu-02", "gpu-03")}
 
     def answer(node: Node, asked: Collection[str]) -> Observation:
@@ -87,7 +87,7 @@ def test_a_lock_of_some_nodes_says_that_other_kinds_are_refused(capsys: pytest.C
 
 @pytest.mark.usefixtures("packages")
 def test_a_lock_that_holds_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """An inventory with gpuprov_roles of its own: nobody pins, and nobody is refused."""
+    """With an inventory's own gpuprov_roles, no role pins packages, so no node is rejected."""
     told = "gpu-01: not held to it, since gpuprov_roles there leaves out package_lock: add it"
     words = ("lock", "--nodes", "gpu-01", "--force")
     code, out, err = observed.gpuprov(capsys, *words, "--set", "gpuprov_roles=[nccl]")

@@ -1,5 +1,5 @@
-"""The states of a node: each command has the words, the advice and the exit code of the table in
-docs/ci.md."""
+"""States of a node: each command prints the text and advice of the table in docs/ci.md and
+returns its exit status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = {
     "lock": ["lock"],
     "report history": ["report", "history", "gpu-01"],
 }
-REAL = ("unreachable", "unreadable")  # by a real sshd
+REAL = ("unreachable", "unreadable")  # through a real sshd
 BASE = debian("12", "bookworm", "6.1.0")
 FACTS: dict[str, dict[str, Any]] = {
     "no NVIDIA GPU on the PCI bus": {"gpu.count": 0, "gpu.pci": []},
@@ -49,7 +49,7 @@ FACTS: dict[str, dict[str, Any]] = {
 
 
 def table() -> list[list[str]]:
-    """The cells of the table, row by row; the first row is its head."""
+    """Return the table's cells by row; the first row is the header."""
     text = DOCUMENT.read_text(encoding="utf-8")
     part = text.partition("## The states of a node\n")[2].partition("\n## ")[0]
     rows = [line.strip("|\n").split("|") for line in part.splitlines() if line.startswith("|")]
@@ -57,7 +57,7 @@ def table() -> list[list[str]]:
 
 
 def code(text: str) -> list[str]:
-    """What stands in backticks; of a text with an ellipsis, what is before it."""
+    """Return the texts in backticks; each is cut at an ellipsis."""
     return [found.partition("…")[0] for found in re.findall(r"`([^`]+)`", text)]
 
 
@@ -79,7 +79,7 @@ def _option(text: str) -> list[str]:
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sshd: Sshd) -> None:
-    """A fleet of one node in the state that is asked for."""
+    """A fleet of one node in the requested state."""
     state = str(request.param)
     if state not in REAL:
         fleet_here(monkeypatch, tmp_path, ["gpu-01"], answer(state))
@@ -125,7 +125,7 @@ def test_a_command_says_the_state_as_the_others_do(
     ended = cli.main(command)
     shown = capsys.readouterr()
     text = " ".join((shown.out + shown.err).split())
-    # `UNREACHABLE: gpu-01`, says up
+    # up prints `UNREACHABLE: gpu-01`
     said = re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE)
     assert said, text
     assert told in text

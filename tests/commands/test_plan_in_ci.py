@@ -1,4 +1,4 @@
-"""`gpuprov plan` in a pipeline: formats, the exit code for changes, and what is checked without any node."""
+"""`gpuprov plan` in a pipeline: formats, the exit status for changes, and checks that need no node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("gpu-01", "gpu-02", "gpu-03")
 
 @pytest.fixture
 def trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
-    """Three nodes that are as declared but for what is put into the answer (node → facts)."""
+    """Set up three nodes as declared, except for the facts put into the returned dict (node → facts)."""
     different: Facts = {}
 
     def answer(node: Node, asked: Collection[str]) -> Observation:

@@ -1,4 +1,4 @@
-"""Judging a stored run again: exactly the nodes whose verdict changed, and what changed it."""
+"""Rejudging a stored run: exactly the nodes with a changed verdict are listed, each with its reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.stored import FIXTURE, limits, measured, slower
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Three nodes: as printed, 3 % slower and 6 % slower in copies from the host."""
+    """Store a run of three nodes: host copies as recorded, 3 % slower and 6 % slower."""
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     healthy = FIXTURE.read_text(encoding="utf-8")
     shares = {"gpu-01": 1.0, "gpu-02": 0.97, "gpu-03": 0.94}

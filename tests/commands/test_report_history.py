@@ -1,4 +1,4 @@
-"""gpuprov report history: what a person and a program are told of all runs."""
+"""gpuprov report history: its text and its JSON over all runs."""
 
 from __future__ import annotations
 

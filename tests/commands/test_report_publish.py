@@ -1,4 +1,4 @@
-"""`gpuprov report publish`: a stored run's verdicts on the nodes of Kubernetes, over real HTTP."""
+"""`gpuprov report publish`: a stored run's verdicts on Kubernetes nodes, over real HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FLEET = FleetHealth(
         node("gpu-01", Verdict.PASS, check()),
         node("gpu-02", Verdict.FAIL, check(LOST, replace(LOST, device="gpu4"), verdict=Verdict.FAIL)),
         node("gpu-03", Verdict.ERROR, error="no route to host"),
-        node("gpu-04", Verdict.PASS),  # in no way measured
+        node("gpu-04", Verdict.PASS),  # not measured at all
         node("slurm-01", Verdict.PASS, check()),
     ),
 )
@@ -61,7 +61,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def run(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The run's name; its inventory names the server."""
+    """Store a run with an inventory that points to the server, and return the run's name."""
     hosts: dict[str, dict[str, str]] = {
         f"gpu-0{number}": {"gpuprov_scheduler": "kubernetes", "gpuprov_kubeconfig": served.kubeconfig.name}
         for number in range(1, 5)
@@ -78,7 +78,7 @@ def run(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def shown(served: Served, name: str) -> tuple[str, str, str]:
-    """(label, condition's status, its message)."""
+    """Return a node's label, and the status and message of its condition."""
     found = served.api.node(name)
     (said,) = (one for one in found["status"]["conditions"] if one["type"] == "GpuHealthy")
     return found["metadata"]["labels"]["gpuprov.io/verdict"], said["status"], said["message"]

@@ -1,4 +1,4 @@
-"""gpuprov runs: which runs are stored, and how each ended."""
+"""gpuprov runs: the stored runs and their outcomes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_was_run_is_listed_newest_first(home: Path, capsys: pytest.CaptureF
     done.note(inventory="/srv/fleet.yml", counts={"pass": 1, "fail": 1, "warn": 0})
     done.finish(ExitCode.UNHEALTHY)
     under_way = RunFolder.create("up", {})
-    time.sleep(0.002)  # of two in one millisecond, the verb decides the order
+    time.sleep(0.002)  # within the same millisecond, runs are sorted by verb
     damaged = RunFolder.create("drift", {})
     (damaged.path / "run.json").write_text("{")
     lines = printed(capsys).splitlines()

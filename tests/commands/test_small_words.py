@@ -1,4 +1,4 @@
-"""Small things that a person meets on the first day: proposals that fit, names that are accepted, counts."""
+"""Details of a first day with gpuprov: helpful suggestions, accepted names and correct counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE = debian("12", "bookworm", "6.1.0")
 
 @pytest.fixture
 def one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
-    """A fleet of one node, as declared but for what is put into the answer."""
+    """Set up one node as declared, except for the facts put into the returned dict."""
     different: Facts = {}
 
     def answer(node: Node, asked: Collection[str]) -> Observation:

@@ -1,4 +1,4 @@
-"""`gpuprov status` over a real sshd: one connection for each node, and what people and programs see."""
+"""`gpuprov status` over a real sshd: one connection per node; text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 @pytest.fixture
 def health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The health result that all nodes have: a file below `tmp_path`, whose owner stands for root."""
+    """The health result of every node: a file below `tmp_path`; its owner stands in for root."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
@@ -51,7 +51,7 @@ def health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(file: Path, document: dict[str, Any]) -> None:
-    """As the health program does: just now, and whole or not at all."""
+    """Write the result atomically and timestamped now, as the health program does."""
     beside = file.with_suffix(".new")
     clock = time.clock_gettime(time.CLOCK_BOOTTIME)
     beside.write_text(json.dumps({**document, "boot_id": BOOT, "uptime": clock}))
@@ -61,7 +61,7 @@ def write(file: Path, document: dict[str, Any]) -> None:
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write inventory.yml with these nodes, and go where it is."""
+    """Write inventory.yml with these nodes and enter its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
@@ -177,7 +177,7 @@ def test_the_inventory_last_used_is_taken(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")  # the second time its whole path is shown
+    monkeypatch.setenv("COLUMNS", "1000")  # wide enough for the whole path in the second run
     inventory(*healthy(sshd, 1))
     (tmp_path / "inventory.yml").rename(tmp_path / "fleet.yml")
     assert cli.main(["status", "fleet.yml"]) == ExitCode.OK
@@ -190,7 +190,7 @@ def test_the_inventory_last_used_is_taken(
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What happens after each round of a watch; after the last one somebody presses Ctrl-C."""
+    """Actions that run after each round of a watch; Ctrl-C follows the last one."""
     steps: list[Callable[[], None]] = []
 
     def sleep(seconds: float) -> None:
@@ -244,7 +244,7 @@ def test_without_a_terminal_only_a_change_is_printed(
 def test_on_a_terminal_it_is_redrawn_and_ctrl_c_ends_it(
     sshd: Sshd, inventory: Callable[..., None], tmp_path: Path
 ) -> None:
-    """A real terminal, and a real Ctrl-C."""
+    """Uses a real terminal and a real Ctrl-C."""
     inventory(sshd.node("gpu-01", ansible_become=False, ansible_port=1))
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -1,9 +1,9 @@
-"""Runs that an older gpuprov wrote are reported, compared, judged again and gone on from.
+"""Runs stored by an older gpuprov can be reported, compared, rejudged and resumed.
 
-fixtures/runs/360de97 holds two runs of that commit on two lab nodes, of gpu_inventory, versions, host_health,
-network_ports and p2p_bandwidth, before and after the faults h2d_slow and pcie_width of gpu-02's GPU 5: their
-folders without report.html, the files kept beside them, and what its own `report` printed. The name of the
-kernel is another than it was; nothing else was touched.
+fixtures/runs/360de97 holds two runs of that commit on two lab nodes, with gpu_inventory, versions,
+host_health, network_ports and p2p_bandwidth, before and after the faults h2d_slow and pcie_width on gpu-02's
+GPU 5: the run folders without report.html, the files stored next to them, and the output of that version's
+`report`. Only the kernel's name was changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BAD_GPU = "GPU-9d10300c-d44e-7c25-047b-c52c777a2497"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # extractall wants a filter in 3.14 and has none in Debian 12's 3.11.2; the command works in both.
+    # extractall requires a filter in 3.14 but has none in Debian 12's 3.11.2; the command works in both.
     unpack = [sys.executable, "-m", "tarfile", "-e", str(STORED / "runs.tar.xz"), str(tmp_path)]
     subprocess.run(unpack, check=True, timeout=60, capture_output=True)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
@@ -47,7 +47,7 @@ def expected(name: str) -> Any:
 
 
 def found(report: dict[str, Any]) -> dict[str, Any]:
-    """Node and check → verdicts and findings, but for the source of the limit, which is told longer now."""
+    """Return node and check → verdicts and findings, without the limits' sources, which are longer now."""
     return {
         f"{node['node']} {check['check']}": (
             node["verdict"],
@@ -65,7 +65,7 @@ def test_it_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     text = printed(capsys, BAD, "--format", "none")
     for line in (
         "1 of 2 nodes unhealthy, 1 healthy",
-        "2026-11-24 21:46:11 UTC",  # the run before it
+        "2026-11-24 21:46:11 UTC",  # the time of the run before it
         "PCIe width is 8 lanes (limit ≥ 16 lanes) → reseat or check cable",
         "host to GPU bandwidth is 11.0885 GB/s (limit ≥ 48 GB/s)",
         "gpu-02 gpu5 (serial 1659562678285, 0000:c3:00)",
@@ -129,7 +129,7 @@ def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_its_history_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it kept of the nodes, in files of three kinds, is what the next run knows of them."""
+    """The node history it stored, in three kinds of files, is available to the next run."""
     assert json.loads(printed(capsys, "history", "--json", code=ExitCode.OK)) == expected("history.json")
     results = node_history.read(["gpu-01", "gpu-02"])
     assert {check: one.verdict for check, one in results["gpu-02"].items()} == {

@@ -1,4 +1,4 @@
-"""A fleet judged node by node: byte for byte the report of one that is held in memory, in far less of it."""
+"""Judging a fleet node by node: the same report as from memory, byte for byte, with much less memory."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ OLD_KERNEL = {**FACTS, "kernel.release": "6.12.99+deb13-amd64"}
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """Two products, and of these: slow nodes, one with another kernel, one silent, one lost on the way, one
-    whose output is not understood, one that was not measured; and one of a product too rare to compare."""
+    """Build a run of two products with slow nodes, another kernel, a silent node, a lost one, one with
+    unparsable output, an unmeasured one, and one of a product too rare to compare."""
     folder = RunFolder.create("validate", {}, runs=tmp_path / "runs")
     folder.note(inventory="inventory.yml", asked=list(ASKED))
     healthy = FIXTURE.read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> RunFolder:
         store.keep_raw(folder, check.Raw(name, "versions"))
         share = {3: 0.9, 4: 0.6, 5: 0.97}.get(number, 1 + number % 5 / 1000)
         text = "nothing that anybody understands" if number == 11 else slower(healthy, share)
-        if number == 24:  # one GPU slower than its peers, and no limit is known
+        if number == 24:  # one GPU is slower than its peers, without a known limit
             text = healthy.replace('"54.7"', '"40.1"', 1)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
         raw = check.Raw(name, "p2p_bandwidth", (output,), 9.0)
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> RunFolder:
             raw = check.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
         if number != 15:
             store.keep_raw(folder, raw)
-    folder.append("facts", asdict(NodeFacts("gpu-05", FACTS, {"gpu": GPU}, {})))  # the last word on it counts
+    folder.append("facts", asdict(NodeFacts("gpu-05", FACTS, {"gpu": GPU}, {})))  # the last record counts
     past = offenders.past_from("", campaign.rejudge(folder).nodes[23], ASKED)
     assert past.bad, "a GPU slower than its peers is a matter of hardware"
     for name, day in (("gpu-24", 1), ("gpu-24", 2), ("gpu-06", 1)):
@@ -70,7 +70,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def held(folder: RunFolder) -> FleetHealth:
-    """The report of a fleet that is held in memory, all of it at every step."""
+    """Return the report of a fleet judged entirely in memory."""
     known = {record["node"]: NodeFacts(**record) for record in folder.read("facts")}
     nodes = []
     for node in known.values():
@@ -155,7 +155,7 @@ def test_a_large_fleet_is_judged_as_a_small_one(run: RunFolder, monkeypatch: pyt
 
 
 def big(number: int) -> NodeHealth:
-    """A node with as many measurements as a campaign gives."""
+    """Return a node with as many measurements as a campaign produces."""
     rows = tuple(
         Measurement("rate" if i < 8 else f"other{i}", 50_000.0 + number % 7 + i, "Gflop/s", f"gpu{i % 8}")
         for i in range(800)
@@ -169,7 +169,7 @@ def big(number: int) -> NodeHealth:
 
 
 def most(folder: RunFolder, count: int) -> int:
-    """Bytes that judging so many nodes needs at most."""
+    """Return the peak memory in bytes of judging this many nodes."""
     tracemalloc.start()
     try:
         looks = dict.fromkeys(map(str, range(campaign.FEW + 1)), NodeFacts("", {}, {}, {}))

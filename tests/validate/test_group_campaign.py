@@ -1,5 +1,5 @@
-"""gpuprov validate with NCCL over all nodes at once, and over pairs where that is not as it should be. The
-nodes are replaced at two doors (tests/support/machines.py).
+"""gpuprov validate with NCCL over all nodes at once, and over pairs if the group is slow or fails.
+Nodes are replaced at two interfaces (tests/support/machines.py).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tests.support.pair_nodes import facts
 
 ID = "nccl_group"
 ONLY = ("--checks", ID)
-RATE, SLOW = 90.0, 20.0  # GB/s; 75 are expected of two ports of 400 Gb/s
+RATE, SLOW = 90.0, 20.0  # GB/s; 75 are expected of two 400 Gb/s ports
 
 
 class Cluster(Together):
-    """Nodes with OpenMPI, or Slurm, and what lies between them."""
+    """Nodes with OpenMPI or Slurm, and the network between them."""
 
     only = ONLY
 
     def __init__(self) -> None:
         super().__init__()
-        self.slow: set[frozenset[str]] = set()  # nodes that are slow, or links
+        self.slow: set[frozenset[str]] = set()  # slow nodes or links
         self.hangs: set[frozenset[str]] = set()
         self.refuses: set[str] = set()  # ssh to them fails
         self.without_mpi = False
-        self.answers: dict[str, dict[str, Any]] = {}  # what `open` says differently
+        self.answers: dict[str, dict[str, Any]] = {}  # overrides for the answer of `open`
         self.fails: dict[tuple[str, str], str] = {}  # (state, node) → why
         self.launches: list[tuple[str, set[str]]] = []
         self.told: list[Mapping[str, Mapping[str, Any]]] = []
@@ -176,7 +176,7 @@ def test_a_slow_node_is_named_by_pairs(machines: Cluster) -> None:
 
 
 def test_a_slow_link_is_named_by_pairs(machines: Cluster) -> None:
-    machines.slow.add(frozenset(ALL))  # the group alone: tells which pairs meet first
+    machines.slow.add(frozenset(ALL))  # the group alone, to learn which pairs are measured first
     machines.run(6)
     link = min(machines.measured[1], key=sorted)
     machines.slow = {link}
@@ -236,7 +236,7 @@ def test_pairs_alone_measure_no_group(machines: Cluster) -> None:
     assert {len(nodes) for pairs in machines.measured for nodes in pairs} == {2}
 
 
-# --- who takes part ---
+# --- participating nodes ---
 
 
 def test_a_node_that_cannot_be_opened_or_admitted_is_left_out_with_the_reason(machines: Cluster) -> None:
@@ -315,7 +315,7 @@ def test_two_versions_of_openmpi_are_told(machines: Cluster) -> None:
     assert "mpirun (Open MPI) 5.0.7 on gpu-[01,03-04], mpirun (Open MPI) 4.1.4 on gpu-02" in line
 
 
-# --- how they are started ---
+# --- launching ---
 
 
 def test_the_addresses_ports_and_the_plugin_of_the_inventory(machines: Cluster) -> None:
@@ -446,7 +446,7 @@ def test_of_nodes_that_slurm_gives_out_one_that_it_does_not_is_left_out(machines
     assert "Slurm has it as drained: gpuprov_launcher: openmpi" in message(report, "gpu-04")
 
 
-# --- interrupted, resumed ---
+# --- interrupted and resumed runs ---
 
 
 @pytest.mark.parametrize("moment", [1, 2])
@@ -479,7 +479,7 @@ def test_a_finished_run_that_is_resumed_starts_nothing(machines: Cluster) -> Non
 
 # --- GPUs of two vendors ---
 
-# 8 MI300X: the SKU has a limit of its own for what they reach among themselves.
+# 8 MI300X: the SKU has its own limit for collectives inside the node.
 INSTINCT = {
     "gpu.pci": [{"address": f"0000:{n:02x}:00.0", "device_id": "1002:74a1"} for n in range(5, 13)],
     "gpu.nvswitch_count": 0,

@@ -1,5 +1,5 @@
-"""What runs on a node when the run that started it is interrupted, killed or loses the node: real processes,
-started by the real module over a real sshd."""
+"""A node's programs after the run that started them is interrupted, killed or disconnected: real
+processes, started by the real module over a real sshd."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-SECONDS = 10.0  # within which everything on a node has ended
+SECONDS = 10.0  # by then everything on the node has ended
 
 
 def commands(folder: Path, *, stubborn: bool = False) -> list[dict[str, Any]]:
-    """A program with a child and one beside it; and one more, which is never to be started."""
+    """Return a program with a child, one that runs next to it, and one that must never start."""
     ignored = "trap '' TERM; " if stubborn else ""
     tree = f"{ignored}sleep 300 & echo $$ $! > {folder}/began; wait; wait"
     return [
@@ -55,7 +55,7 @@ def pids(folder: Path) -> list[int]:
 def controller(
     own_sshd: Sshd, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has this node at work, in one step or in the first of two checks."""
+    """Yield a controller process working on this node, in a single step or in the first of two checks."""
     variables = dict(own_sshd.node("gpu-01", ansible_become=False).variables)
     variables |= {"gpuprov_commands": commands(tmp_path), "gpuprov_task_timeout": 300}
     *first, second = [Command(**{**one, "argv": tuple(one["argv"])}) for one in commands(tmp_path)]

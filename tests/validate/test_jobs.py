@@ -1,4 +1,4 @@
-"""No check loads a node on which somebody's job runs."""
+"""Checks never load a node that runs a user's job."""
 
 from __future__ import annotations
 

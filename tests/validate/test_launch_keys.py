@@ -1,4 +1,4 @@
-"""The keys of a launch: what is signed, and whom and what a node's real sshd lets in because of it."""
+"""Keys of a launch: signed certificates, and the logins and commands that a node's real sshd accepts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keygen(path: Path, kind: str = "ed25519") -> str:
     return path.with_suffix(".pub").read_text()
 
 
-# --- what is signed ---
+# --- certificates ---
 
 
 def test_the_certificate_is_for_one_principal_and_one_command_and_runs_out(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_another_kind_of_key_is_refused(kind: str, tmp_path: Path) -> None:
         Authority(PRINCIPAL, 60).sign(keygen(tmp_path / "key", kind), COMMAND)
 
 
-# --- whom a real sshd lets in, and to do what ---
+# --- logins and commands accepted by a real sshd ---
 
-# As OpenMPI 4.1 and 5.0 ask, with and without a prefix; to users whose shell is sh within their profile.
+# As OpenMPI 4.1 and 5.0 request it, with and without a prefix; for users with sh, inside their profile.
 ORTED = (
     'orted --daemonize -mca ess "env" -mca orte_node_regex "vm,[2:10].9.9.9@0(2)" '
     '-mca orte_hnp_uri "525402112.0;tcp://192.0.2.2,10.79.0.1:40951" -mca pmix "^s1,s2,cray,isolated"'
@@ -125,7 +125,7 @@ Reach = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def node(tmp_path: Path, sshd: Sshd) -> Iterator[LaunchNode]:
-    """A node whose sshd is real; its MPI daemons say with what they were started."""
+    """Yield a node with a real sshd; its MPI daemons print their mark and arguments."""
     found = LaunchNode(tmp_path / "node")
     found.sshd("authorizedkeysfile", str(sshd.folder / "authorized_keys"))
     for daemon in ("orted", "prted"):
@@ -139,7 +139,7 @@ def node(tmp_path: Path, sshd: Sshd) -> Iterator[LaunchNode]:
 
 @pytest.fixture
 def reach(node: LaunchNode, sshd: Sshd) -> Reach:
-    """A node's `reach`, as OpenMPI calls it: HOST and the words to run there."""
+    """Return the node's `reach` script as a function; OpenMPI calls it with a host and a command."""
 
     def run(
         command: str, launch: str = LAUNCH, host_key: str | None = None, host: str = "127.0.0.1"
@@ -185,7 +185,7 @@ def test_the_key_starts_mpi_daemons_with_the_mark_of_the_launch_and_nothing_else
 
 
 def accepted(asked: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What sshd runs when it was asked for this."""
+    """Run sshd's forced command with `asked` as the client's original command."""
     (folder / LAUNCH).mkdir()
     (folder / LAUNCH / "accept").write_text(SCRIPTS["accept"])
     (folder / "orted").write_text('#!/bin/sh\necho "$GPUPROV_LAUNCH" "$@"\n')
@@ -244,7 +244,7 @@ def test_what_the_certificate_does_not_say_is_not_let_in(node: LaunchNode, reach
     assert done.returncode == 255
     assert "Permission denied (publickey" in done.stderr
     assert "gpuprov: ssh to 127.0.0.1 ended with status 255" in done.stderr
-    # The same authority, and another name: the principal is what counts.
+    # Same authority under another name: only the principal matters.
     key = (node.home / LAUNCH / "key.pub").read_text()
     expired._until = int(time.time()) + 600
     expired._launch = "gpuprov-launch-another"
@@ -263,7 +263,7 @@ def test_the_certificate_of_another_launch_is_not_let_in(node: LaunchNode, reach
     assert reach(ORTED, "other").stdout.startswith("orted of other:")
     node.run("close", "other")
     assert reach(ORTED).returncode == 0
-    stranger = Authority(PRINCIPAL, 600)  # this launch's name, signed by somebody else
+    stranger = Authority(PRINCIPAL, 600)  # this launch's name, signed by another authority
     key = (node.home / LAUNCH / "key.pub").read_text()
     (node.home / LAUNCH / "key-cert.pub").write_text(stranger.sign(key, "/bin/true") + "\n")
     assert reach(ORTED).returncode == 255

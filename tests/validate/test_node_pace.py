@@ -1,5 +1,5 @@
-"""Each node goes through its checks at its own pace: real programs, run by the real Ansible over a real sshd.
-What nodes are (facts, locks) is replaced."""
+"""Each node runs its checks at its own pace: real programs, run by the real Ansible over a real sshd.
+Only facts and locks of the nodes are replaced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.sshd import Sshd
 FIRST, SECOND, THIRD = ASKED = ("pace_1", "pace_2", "pace_3")
 ENDS_MODULE = "kill -9 $PPID"
 WORDS = {"measured before": "before", "not run, the node stopped answering": "not run"}
-# The process of sshd that serves this session, and no other.
+# Kills only the sshd process of this session.
 ENDS_CONNECTION = """\
 pid=$PPID
 until grep -qs '^sshd' /proc/$pid/comm; do pid=$(awk '{print $4}' /proc/$pid/stat); done
@@ -36,7 +36,7 @@ kill -9 $pid"""
 
 
 class Sites(Machines):
-    """Nodes behind one sshd, which run what `programs` says: (node, check) → a line of shell."""
+    """Nodes behind one sshd that run the shell lines in `programs`, keyed by (node, check)."""
 
     run_playbook = staticmethod(runner.run_playbook)  # type: ignore[assignment]
 
@@ -75,7 +75,7 @@ class Sites(Machines):
             raise KeyboardInterrupt
 
     def told(self, node: str) -> list[tuple[str, str]]:
-        """The events of a node, in order; verdicts depend on whether the kernel log can be read here."""
+        """Return a node's events in order, without verdicts, since those depend on the local kernel log."""
         return [
             ("began", event.check)
             if isinstance(event, gpuprov.CheckBegan)
@@ -85,7 +85,7 @@ class Sites(Machines):
         ]
 
     def ran(self) -> list[tuple[str, str, str, float]]:
-        """(node, began or ended, check, when), as the programs themselves wrote it."""
+        """Return (node, began or ended, check, time) as logged by the programs."""
         rows = [line.split() for line in (self.folder / "log").read_text().splitlines()]
         return sorted(((*row[:3], float(row[3])) for row in rows), key=lambda row: row[3])  # type: ignore[misc]
 
@@ -97,13 +97,13 @@ def sites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_sshd: Sshd) -> Si
         monkeypatch.setitem(CHECKS.own, name, found.check(name))
     for name in ("gpu-01", "gpu-02", "gpu-03"):
         found.add(name)
-        apart = "-o ControlMaster=no"  # one address and user: they would share a connection
+        apart = "-o ControlMaster=no"  # same address and user: they would share a connection
         found.fleet[name] = own_sshd.node(name, ansible_become=False, ansible_ssh_args=apart)
     return found
 
 
 def through(*words: str) -> list[tuple[str, str]]:
-    """The events of a node that begins with each check, and how each ends."""
+    """Return a node's events when each check begins and ends with the given outcome."""
     return [
         event
         for word, check in zip(words, ASKED, strict=False)
@@ -112,7 +112,7 @@ def through(*words: str) -> list[tuple[str, str]]:
 
 
 def errors(result: gpuprov.ValidateResult, node: str) -> list[str]:
-    """Why checks of a node gave no answer."""
+    """Return the errors of a node's unanswered checks."""
     raws = [store.read_raw(RunFolder.open(result.folder), node, check) for check in ASKED]
     return [raw.error for raw in raws if raw is not None and raw.error]
 
@@ -129,7 +129,7 @@ def test_a_slow_node_holds_no_other_and_each_ones_events_are_in_order(sites: Sit
 
 
 def test_a_node_that_fails_or_is_lost_in_the_middle_costs_no_other_anything(sites: Sites) -> None:
-    """A module that was killed gives no answer, and the node goes on; a lost connection is the end of it."""
+    """A killed module gives no answer and the node continues; a lost connection ends the node's run."""
     sites.programs["gpu-01", SECOND] = ENDS_MODULE
     sites.programs["gpu-02", SECOND] = ENDS_CONNECTION
     result = sites.validate()
@@ -153,7 +153,7 @@ def test_a_node_that_fails_or_is_lost_in_the_middle_costs_no_other_anything(site
 
 
 def test_no_more_nodes_than_forks_are_at_work(sites: Sites) -> None:
-    """Loads that must not coincide: a node goes through all its checks before another takes its place."""
+    """Loads must not overlap: a node finishes all its checks before another takes its slot."""
     sites.programs = dict.fromkeys(itertools.product(sites.fleet, ASKED), "sleep 0.7")
     sites.validate(forks=2)
     at, most = set[str](), 0
@@ -184,7 +184,7 @@ def test_an_interrupt_in_the_middle_keeps_what_each_node_has_done(sites: Sites) 
 
 
 def test_an_answer_comes_once_and_as_it_was(sites: Sites) -> None:
-    """Ansible puts what all items of a loop gave into the result of the loop."""
+    """Ansible adds the results of all loop items to the result of the loop."""
     script = "echo '{{ braces }} {% if %}'; head -c 100000 /dev/zero | tr '\\0' x"
     asked = {name: node_commands.programs([Command(name, ("sh", "-c", script), 60.0)]) for name in ASKED}
     hosts = {"gpu-01": {**sites.fleet["gpu-01"].variables, "gpuprov_checks": node_commands.checks(asked)}}

@@ -1,5 +1,5 @@
-"""gpuprov validate on pairs of nodes: rounds, what is kept of them, and who is to blame in the report. The
-nodes are replaced at two doors (tests/support/machines.py).
+"""gpuprov validate on pairs of nodes: rounds, their stored records, and the reported cause.
+Nodes are replaced at two interfaces (tests/support/machines.py).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MEDIAN = 1.87
 
 
 class Network(Together):
-    """Nodes with RDMA ports and what lies between them."""
+    """Nodes with RDMA ports, and the network between them."""
 
     only = ONLY
 
     def __init__(self) -> None:
         super().__init__()
-        self.slow: dict[frozenset[str], float] = {}  # nodes that are slow, or links
+        self.slow: dict[frozenset[str], float] = {}  # slow nodes or links
         self.late: dict[frozenset[str], float] = {}  # the same, in microseconds
         self.missing: set[str] = set()  # without the program
         self.versions: dict[str, str] = {}
@@ -89,7 +89,7 @@ class Network(Together):
         (argv,) = [command["argv"] for command in host["gpuprov_commands"]]
         gone = f"{argv[0]} is not installed" if name in self.missing else ""
         said = f"Version: {self.versions.get(name, '6.24')}\n"
-        # perftest's own ends with 1 after its version
+        # perftest itself exits with 1 after printing its version
         return answered({"name": "version", "argv": argv, "stdout": said, "not_started": gone, "rc": 1})
 
     def _said(self, name: str, other: str, commands: list[dict[str, Any]]) -> dict[str, Any]:
@@ -301,12 +301,12 @@ def test_pairs_with_one_of_the_two_named_measure_that_one(one: str, machines: Ne
     assert {row["check"] for row in rows(folder)} == {one}
 
 
-# --- who takes part ---
+# --- participating nodes ---
 
 
 def test_nodes_without_ports_are_skipped_and_unreadable_ones_are_errors(machines: Network) -> None:
     machines.add_nodes(3)
-    machines.add("gpu-04")  # no port at all
+    machines.add("gpu-04")  # no port
     machines.add("gpu-05", **facts(state="DOWN", phys_state="Polling"))
     machines.add("gpu-06", **{**facts(), "hca.ports": "eight"})
     machines.errors["gpu-07"] = "no route to host"
@@ -325,7 +325,7 @@ def test_the_report_is_told_what_the_run_folder_keeps_of_the_pairs(machines: Net
     machines.add_nodes(4)
     machines.variables = {f"gpu-0{i}": {"gpuprov_rack": f"rack-{i % 2}"} for i in range(1, 5)}
     machines.slow = {frozenset({"gpu-03"}): 150.0}
-    machines.add("gpu-05")  # no port at all: skipped, and not missed
+    machines.add("gpu-05")  # no port: skipped, without a complaint
     machines.add("gpu-06", **{**facts(), "hca.ports": "eight"})
     machines.errors["gpu-07"] = "no route to host"
     _, report, folder = machines.run()
@@ -381,7 +381,7 @@ def test_a_hostile_name_of_a_node_or_a_card_is_data(machines: Network) -> None:
             assert "\x1b" not in finding["message"]
 
 
-# --- how they reach one another, and what is expected ---
+# --- routes between nodes and expected rates ---
 
 
 def test_the_server_is_reached_at_its_address(machines: Network) -> None:
@@ -433,7 +433,7 @@ def test_a_server_and_its_client_always_run_at_once(forks: int, used: int, machi
     assert {options["forks"] for options in machines.options} == {used}
 
 
-# --- interrupted, resumed, judged again ---
+# --- interrupted, resumed and rejudged runs ---
 
 
 def test_a_run_that_was_interrupted_in_round_2_goes_on_with_round_2(machines: Network) -> None:

@@ -1,4 +1,4 @@
-"""gpuprov validate judges its nodes against each other and against their own past, and rejudges the same."""
+"""gpuprov validate compares nodes with each other and with their history; rejudging agrees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATE = re.compile(r"\((\d+) Gflop/s\)")
 
 
 def burning(path: Path, *slow: int, share: float = 0.75) -> dict[str, str]:
-    """What a node prints of which these GPUs burn slower: the healthy output, their rates scaled."""
+    """Return a node's healthy output with the rates of these GPUs scaled down."""
     text = (FIXTURES / HEALTHY["gpu_burn"]).read_bytes().decode()
     lines = []
     for line in re.split(r"(\r|\n)", text):

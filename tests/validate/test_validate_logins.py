@@ -1,4 +1,4 @@
-"""How often `gpuprov validate` logs in to a node: a login is most of what a quick run costs."""
+"""Number of logins of `gpuprov validate` per node; logins dominate the cost of a quick run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.sshd import Sshd
 
 @pytest.fixture
 def inventory(own_sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two nodes, which are this machine, declared to have more GPUs than any: nothing is run to measure."""
+    """Two nodes on this machine that declare more GPUs than exist, so nothing is measured."""
     told = fleet_lock._program
 
     def elsewhere(request: Any) -> str:

@@ -1,4 +1,4 @@
-"""What is read of `scontrol show node`."""
+"""Parsing `scontrol show node`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A node is healthy only by a result that is fresh, understood and whole: everything else is an error, in one
-line."""
+"""A node is healthy only with a fresh, valid and complete health result; everything else is an error,
+in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_fresh_result_is_believed() -> None:
     [
         (86400 + 180, 60, Verdict.PASS),
         (86400 + 181, 60, Verdict.ERROR),
-        (86400 + 179, 10, Verdict.PASS),  # three minutes at least
+        (86400 + 179, 10, Verdict.PASS),  # at least three minutes
         (86400 + 3600, 1200, Verdict.PASS),
         (86400 + 3601, 1200, Verdict.ERROR),
     ],
@@ -46,7 +46,7 @@ def test_an_old_result_is_told_with_its_age_and_where_to_look() -> None:
     status = of(uptime=86400 + 720)
     assert status.trouble == "the health result is 12 min old: systemctl status gpuprov-node-health.timer"
     assert not status.counts
-    # What it says is not forgotten, but it does not count.
+    # A stale verdict is mentioned but does not count.
     status = of(failed(), uptime=86400 + 720)
     assert status.verdict is Verdict.ERROR
     assert "12 min old (it says fail): systemctl" in status.trouble
@@ -70,7 +70,7 @@ def test_the_wall_clock_does_not_matter() -> None:
 
 
 def test_a_result_that_is_ahead_of_the_clock_since_boot_is_not_believed() -> None:
-    status = of(uptime=86400 - 1.0)  # both are rounded
+    status = of(uptime=86400 - 1.0)  # both values are rounded
     assert (status.verdict, status.age) == (Verdict.PASS, 0.0)
     status = of(uptime=86400 - 90.0)
     assert status.verdict is Verdict.ERROR
@@ -251,7 +251,7 @@ def test_pending_findings_are_no_findings_of_the_report() -> None:
 
 
 def test_whatever_is_changed_in_a_healthy_result_nothing_raises() -> None:
-    """Not every change makes it bad; but none may break the reader, or make a failed node a healthy one."""
+    """Not every change makes the result bad, but none may crash the reader or turn a failed node healthy."""
     drawn = random.Random(20261125)  # noqa: S311
     whole = json.dumps(failed()).encode()
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""A fleet that is asked again and again: Slurm once a minute, and what it said last in between."""
+"""Repeated status rounds of a fleet: Slurm is queried once a minute and cached in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLEET = Fleet(Path("fleet.yml"), {name: Node(name, (), {}) for name in ("gpu-02"
 
 
 class Nodes:
-    """In the place of connections: nodes that answer as they are asked, each twice, as Ansible's do."""
+    """Stand-in for connections: every node answers twice per program, as Ansible's do."""
 
     def __init__(self) -> None:
         self.asked: list[bool] = []
@@ -43,7 +43,7 @@ class Nodes:
 
 
 def states(status: FleetStatus) -> list[str]:
-    """What Slurm says of each node."""
+    """Return Slurm's state of each node."""
     return [one.slurm.state for one in status.nodes.values() if one.slurm is not None and one.slurm.state]
 
 

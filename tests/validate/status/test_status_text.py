@@ -1,4 +1,4 @@
-"""What is shown of a fleet: nodes by verdict, one cause once for all its nodes, commands that name them."""
+"""Status text of a fleet: nodes by verdict, one line per cause, and commands that name the nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALIDATOR = jsonschema.Draft202012Validator(
 
 
 def fleet(**outputs: bytes | NodeError) -> FleetStatus:
-    """Thirty nodes, healthy but for those given (`gpu_03=…`)."""
+    """Return thirty nodes, healthy except for the given ones (`gpu_03=…`)."""
     given = {name.replace("_", "-"): output for name, output in outputs.items()}
     nodes = {name: judged(name, given.get(name, printed())) for name in NAMES}
     machines = {name: Node(name, (), {}) for name in NAMES}
@@ -71,7 +71,7 @@ def test_a_failed_node_is_shown_with_its_part() -> None:
 
 
 def test_a_reason_that_outlived_its_drain_is_not_shown() -> None:
-    """Slurm keeps it after RESUME."""
+    """Slurm keeps the reason after RESUME."""
     stale = "gpuprov: up [root@2026-11-25T10:00:00]"
     text = shown(
         fleet(

@@ -1,4 +1,4 @@
-"""The health results of a fleet as they change, over real SSH: new ones, and the loss and return of nodes."""
+"""Following a fleet's health results over real SSH: new results, and nodes lost and back again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.sshd import Sshd
 
 
 class Machine:
-    """A node's health result, in a folder that stands for /run/gpuprov."""
+    """A node's health result, in a folder that replaces /run/gpuprov."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Its program tells what did not change after 2 s, instead of a minute."""
+    """Make the node's program report an unchanged result after 2 s instead of a minute."""
     made = Machine(tmp_path / "run")
     source = node_program.about_scheduler("health_result")
     assert "AGAIN = 60.0" in source
@@ -69,7 +69,7 @@ def watching(*nodes: Node) -> HealthStream:
 
 
 def next_of(running: HealthStream, seconds: float = 20) -> NodeStatus:
-    """The one node that changes within these seconds."""
+    """Return the only node that changes within `seconds`."""
     (status,) = running.changes(seconds)
     return status
 
@@ -106,7 +106,7 @@ def test_between_two_calls_only_the_newest_counts(own_sshd: Sshd, machine: Machi
 
 
 def test_a_result_that_becomes_stale_is_a_change(own_sshd: Sshd, machine: Machine) -> None:
-    """The timer has stopped: nobody writes a new result, and the last one says that all is well."""
+    """The timer has stopped: no new result is written, and the last one is healthy."""
     machine.write(result(interval=60), age=177)
     with watching(own_sshd.node(ansible_become=False)) as running:
         assert next_of(running).verdict is Verdict.PASS
@@ -154,7 +154,7 @@ def test_who_has_no_connection_of_ours_is_told_at_once() -> None:
 
 def test_it_ends_within_a_second_whatever_it_waits_for(own_sshd: Sshd, machine: Machine) -> None:
     machine.write(result())
-    silent = own_sshd.node("gpu-02", ansible_host="192.0.2.1", ansible_become=False)  # RFC 5737: nobody
+    silent = own_sshd.node("gpu-02", ansible_host="192.0.2.1", ansible_become=False)  # unused (RFC 5737)
     with watching(own_sshd.node(ansible_become=False), silent) as running:
         next_of(running)
         began = time.monotonic()
