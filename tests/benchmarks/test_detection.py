@@ -1,8 +1,8 @@
 """A small run of benchmarks/detection: injectable faults are detected and blamed on the right device.
 
 No look-alike and no healthy node is flagged. Nodes with AMD GPUs have their own catalogue. The seed is that
-of all tests (tests/support/seed.py): fixed, and random in the long set. CI runs one class in three, and one in
-six of AMD's, because each costs half a second of a core and its seed never changes; the long set runs all
+of all tests (tests/support/seed.py): fixed, and random in the long set. CI runs one class in three, and one
+in six of AMD's, because each costs half a second of a core and its seed never changes; the long set runs all
 classes and more healthy nodes. A failure prints the seed.
 """
 

@@ -1,4 +1,4 @@
-"""The metrics of the findings that passive checks can give, read out of the sources of the checks."""
+"""Metrics of all findings that passive checks can produce, extracted from the checks' source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES: dict[str, tuple[ModuleType, ...]] = {
     "host_health": (host_health, host_rules, amds_host),
     "network_ports": (network_ports, network_rules, link_losses),
 }
-# Function → at which place it takes the metric of a finding.
+# Function → position of its argument that holds the metric.
 _PLACES = {
     "Finding": 4,
     "finding": 3,
@@ -41,7 +41,7 @@ _PLACES = {
     "all_good": 0,
     "Measurement": 0,
 }
-# Metrics that a table or a name of the input gives: (module, function it is said in) → all of them.
+# Metrics that are computed from a table or an input: (module, function) → all possible values.
 _AMDS = tuple(f"{driver_log.KIND}.{kind}" for kind in driver_log.MEANINGS)
 _XIDS = tuple(f"xid.{code}" for code in range(1, 200))
 _ERRORS = (*network_rules._BITS, *limits("port_limits")["errors_per_hour"])
@@ -50,22 +50,22 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("gpu_inventory", "judge_readability"): tuple(
         f"unreadable.{name}" for name in ("nvidia_smi", "nvlink", "nvlink_errors", "kernel_log")
     ),
-    ("gpu_inventory", "_readability"): (),  # of AMD's; what it does not ask is skipped
+    ("gpu_inventory", "_readability"): (),  # AMD's; a value that was not queried is skipped
     ("inventory_rules", "all_good"): (),
-    ("inventory_rules", "limited"): (),  # its callers say the metric
+    ("inventory_rules", "limited"): (),  # its callers pass the metric
     ("inventory_rules", "judge_flags"): _FLAGS,
     ("inventory_rules", "_spare_rows"): ("remap_banks_low", "remap_banks_none"),
     ("inventory_links", "judge_links"): ("nvlink_links", "nvlink_speed"),
     ("fabric", "_fabric_health"): tuple(fabric._HEALTH),
     ("inventory_links", "_modes"): tuple(inventory_links._MODES),
-    ("kernel_incidents", "judge"): (),  # its _finding says it
+    ("kernel_incidents", "judge"): (),  # its _finding sets the metric
     ("kernel_incidents", "_finding"): (*_XIDS, *_AMDS, "sxid.20034", "aer.0", "aer.1", "aer.2"),
     ("versions", "_apart"): (),
     ("versions", "_finding"): (),
     ("versions", "_differing"): versions.ALIKE,
     ("rules", "_links_now"): ("xgmi_down", "xgmi_up"),
     ("host_rules", "finding"): (),
-    ("host_health", "judge_wear"): (),  # its callers of `worn` say it
+    ("host_health", "judge_wear"): (),  # the callers of `worn` pass the metric
     ("host_health", "worn"): (),
     ("network_rules", "_fail"): (),
     ("network_rules", "full"): _ERRORS,
@@ -75,7 +75,7 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def _said(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
-    """What a function gives as the metric of a finding. Measurements count where they are judged."""
+    """Yield a function's metric arguments. Measurements count in the function that judges them."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     names = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
     for call in calls:
@@ -90,8 +90,8 @@ def _said(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
 
 
 def of_check(check: str) -> set[str]:
-    """Every metric that a finding of this check can have. Raises AssertionError for one that is computed in a
-    way that nobody has told this module of."""
+    """Return every metric that a finding of this check can have.
+    Raises AssertionError for a computed metric that is missing in _COMPUTED."""
     found: set[str] = set()
     for module in MODULES[check]:
         name = module.__name__.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Prometheus' own programs (promtool, amtool), out of Debian's packages, without installing them."""
+"""Prometheus' own programs (promtool, amtool), unpacked from Debian's packages without installation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpuprov_lab.host import KEYRING
 from gpuprov_lab.mirror import debian_mirror
 from gpuprov_lab.places import CACHE
 
-SUITE = "trixie"  # the newest that the role knows; its programs run on Debian 12, too
+SUITE = "trixie"  # the newest suite that the role supports; its programs also run on Debian 12
 _PACKAGES = ("promtool", "prometheus-alertmanager")
 
 
 def _apt(folder: Path) -> list[str]:
-    """apt-get with lists and archives of its own: the host's are neither read nor changed."""
+    """Return an apt-get command with private lists and archives, so that the host's stay untouched."""
     settings = {
         "Dir::Etc::sourcelist": folder / "sources.list",
         "Dir::Etc::sourceparts": "/dev/null",
@@ -30,8 +30,8 @@ def _apt(folder: Path) -> list[str]:
 
 
 def unpacked() -> Path:
-    """The folder with the programs, made once per host, from the mirror of the lab, or of the host.
-    Raises CalledProcessError when a package cannot be had."""
+    """Return the folder with the programs, unpacked once per host from the mirror of the lab or host.
+    Raises CalledProcessError if a package is unavailable."""
     programs = CACHE / f"prometheus-{SUITE}"
     if programs.is_dir():
         return programs

@@ -1,7 +1,7 @@
-"""What the dashboards ask, and what a Prometheus answers: their panels, variables and queries.
+"""Panels, variables and queries of the dashboards, and their answers from a Prometheus.
 
-The functions below take the address of any Prometheus and the nodes to choose, so that the same questions
-can be put to nodes that the roles made.
+The functions below take any Prometheus' address and the selected nodes, so that the same queries can be
+sent for nodes that the roles set up.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[2] / "roles" / "monitoring" / "files" / "dashboards"
 NAMES = ("burnin", "fleet", "gpu", "node", "rack")
 
-# Fields of DCGM that not every GPU has, or not every exporter is told to export: the board's own limit, and
-# the counters of NVLink 5. A line of a panel may be missing for them, and no panel rests on them alone.
+# DCGM fields that some GPUs or exporter settings lack: the board's own limit, and the counters of NVLink 5.
+# A panel may miss a line because of them, but none depends on them alone.
 OPTIONAL = {
     "DCGM_FI_DEV_GPU_MAX_OP_TEMP",
     "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
     "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
 }
 
-# What tells two nodes apart whatever their state.
+# Labels that distinguish two nodes regardless of their state.
 IDENTITY = {"instance", "rack", "serial", "uuid", "UUID", "pci_address"}
 
-# Panels that show a healthy and a broken node alike, with the reason.
+# Panels that look the same for a healthy and a broken node, with the reason.
 _HOST = "the nodes of these tests are on one machine"
 ALIKE = {
     "Up for": _HOST,
@@ -41,9 +41,9 @@ ALIKE = {
     "This GPU": "its identity",
 }
 
-# What Grafana fills in by itself. It takes four scrape intervals for the first, at least.
+# Variables filled in by Grafana; $__rate_interval is at least four scrape intervals.
 BUILT_IN = {"__rate_interval": "10s", "__interval": "1s", "__range": "60s"}
-# $name, ${name} and ${name:format}; $1 is a group of label_replace and not Grafana's.
+# Matches $name, ${name} and ${name:format}; $1 is a group of label_replace, not a variable.
 VARIABLE = re.compile(r"\$(?:\{(?P<long>\w+)(?::\w+)?\}|(?P<short>[a-zA-Z_]\w*))")
 
 
@@ -59,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a dashboard, and all that its JSON says of it."""
+    """A panel of a dashboard, as read from its JSON."""
 
     board: str
     title: str
@@ -71,7 +71,7 @@ class Panel:
         return f"{self.board}: {self.title}"
 
     def headings(self) -> dict[str, str]:
-        """Of a table: the label or `Value #A` of each column → its heading."""
+        """Return the column headings of a table by label or `Value #A`."""
         found = [one["options"] for one in self.json["transformations"] if one["id"] == "organize"]
         renamed: dict[str, str] = found[0]["renameByName"]
         return renamed
@@ -84,7 +84,7 @@ def board(name: str) -> dict[str, Any]:
 
 
 def panels() -> Iterator[Panel]:
-    """Every panel of every dashboard, rows left out."""
+    """Yield every panel of every dashboard, except rows."""
     for name in NAMES:
         for one in board(name)["panels"]:
             if one["type"] != "row":
@@ -100,13 +100,13 @@ def _panel(name: str, one: dict[str, Any]) -> Panel:
 
 
 def variables(name: str) -> list[dict[str, Any]]:
-    """A dashboard's variables, in the order in which Grafana fills them in."""
+    """Return a dashboard's variables in the order in which Grafana fills them in."""
     found: list[dict[str, Any]] = board(name)["templating"]["list"]
     return found
 
 
 def filled_in(text: str, values: Mapping[str, str]) -> str:
-    """The text as Grafana sends it; an unknown variable is a mistake of the dashboard."""
+    """Return the query as Grafana sends it; an unknown variable is a mistake of the dashboard."""
 
     def value(match: re.Match[str]) -> str:
         name = match["long"] or match["short"]
@@ -122,14 +122,14 @@ def filled_in(text: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """One answer: its labels and the newest value."""
+    """A result series: its labels and latest value."""
 
     labels: dict[str, str]
     value: float
 
 
 def api(address: str, path: str, **arguments: str) -> Any:
-    """What Prometheus' HTTP API answers; its own words where it refuses."""
+    """Return the data of Prometheus' HTTP API, or raise with its error message."""
     url = f"{address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - http on the loopback
@@ -139,7 +139,7 @@ def api(address: str, path: str, **arguments: str) -> Any:
 
 
 def answers(address: str, target: Target, values: Mapping[str, str], now: float) -> list[Series]:
-    """The series of one query at `now` (seconds since 1970), over some steps where the panel shows lines."""
+    """Return a query's series at `now` (seconds since 1970), over several steps if the panel has lines."""
     query = filled_in(target.expr, values)
     if target.instant:
         found = api(address, "query", query=query, time=f"{now:.3f}")["result"]
@@ -150,22 +150,22 @@ def answers(address: str, target: Target, values: Mapping[str, str], now: float)
 
 
 def choice(node: str, rack: str, gpu: int = 0) -> dict[str, str]:
-    """The variables of a person who chose this node, its rack and one GPU of it, in any dashboard."""
+    """Return the variables for a selected node, its rack and one GPU, valid for any dashboard."""
     return {"datasource": "p", "rack": rack, "sku": ".*", "instance": node, "gpu": str(gpu)}
 
 
 def shown(address: str, panel: Panel, values: Mapping[str, str], now: float) -> dict[str, list[Series]]:
-    """What the panel shows to who chose these values: the series of each query."""
+    """Return the series of each query of the panel with these variables."""
     return {target.ref: answers(address, target, values, now) for target in panel.targets}
 
 
 def fields(target: Target) -> set[str]:
-    """The fields of DCGM that a query reads."""
+    """Return the DCGM fields that a query reads."""
     return set(re.findall(r"DCGM_FI_\w+", target.expr))
 
 
 def unanswered(panel: Panel, *pictures: Mapping[str, list[Series]]) -> list[str]:
-    """The queries of a panel without series in any of these pictures, less those that may have none."""
+    """Return a panel's queries without series in any of these results, except optional ones."""
     return [
         target.expr
         for target in panel.targets
@@ -175,7 +175,7 @@ def unanswered(panel: Panel, *pictures: Mapping[str, list[Series]]) -> list[str]
 
 
 def picture(found: Mapping[str, list[Series]]) -> list[tuple[str, list[tuple[str, str]], float]]:
-    """What a person sees, without what names the node."""
+    """Return the visible result, without the labels that identify the node."""
     return sorted(
         (ref, sorted((k, v) for k, v in one.labels.items() if k not in IDENTITY), round(one.value, 6))
         for ref, several in found.items()

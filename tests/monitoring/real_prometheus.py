@@ -1,4 +1,4 @@
-"""A real Prometheus and real node exporters on the loopback, from Debian's packages, installed nowhere."""
+"""A real Prometheus and real node exporters on loopback, unpacked from Debian's packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = {
 
 
 def program(name: str, folder: Path) -> str:
-    """The program's path: this machine's own, else out of its Debian package, unpacked below `folder`."""
+    """Return the program's path: installed here, or unpacked from its Debian package below `folder`."""
     if own := shutil.which(name):
         return own
     unpacked = folder / "usr" / "bin" / name
@@ -44,7 +44,7 @@ def _unpack(package: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     download = ["apt-get", "download", "-qq", package]
     done = subprocess.run(download, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:  # the list of packages may be old, or not there at all
+    if done.returncode:  # the package lists may be outdated or missing
         subprocess.run(["apt-get", "update", "-qq"], capture_output=True, timeout=200, check=False)
         done = subprocess.run(download, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     files = sorted(folder.glob(f"{package}_*.deb"))
@@ -55,7 +55,7 @@ def _unpack(package: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A Prometheus that has scraped all nodes, and the moment to ask it about."""
+    """A Prometheus that has scraped all nodes, and the time to query."""
 
     address: str
     now: float
@@ -78,7 +78,7 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def serving(text: Callable[[int], str]) -> Iterator[int]:
-    """An HTTP server that answers its n-th request with text(n); yields its port."""
+    """Serve text(n) as the answer to the n-th request; yields the port."""
     lock, times = threading.Lock(), [0]
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ def serving(text: Callable[[int], str]) -> Iterator[int]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Tests keep quiet."""
+            """Suppress the server's log."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -106,7 +106,7 @@ def serving(text: Callable[[int], str]) -> Iterator[int]:
 
 @contextmanager
 def scraped_fleet(folder: Path) -> Iterator[Fleet]:
-    """The nodes healthy, broken and silent, one that is off, and a controller, scraped each second."""
+    """Scrape the healthy, broken and silent nodes, one that is off, and a controller, once per second."""
     programs = folder.parent / "programs"
     node_exporter, prometheus = (
         program(name, programs) for name in ("prometheus-node-exporter", "prometheus")
@@ -158,13 +158,13 @@ def scraped_fleet(folder: Path) -> Iterator[Fleet]:
 
 
 def _scraped(address: str, server: subprocess.Popen[bytes], log: Path) -> float:
-    """Waits until all targets were scraped often enough for a rate; returns the moment to ask about."""
+    """Wait until all targets have enough scrapes for a rate, and return the time to query."""
     deadline = time.monotonic() + 60
     wanted = "count(count_over_time(up[10s]) >= 9) == 7 and count(up == 1) == 6"
     while time.monotonic() < deadline and server.poll() is None:
         try:
             found = api(address, "query", query=wanted)["result"]
-        except OSError:  # it starts
+        except OSError:  # still starting
             found = []
         if found:
             return float(found[0]["value"][0])

@@ -1,4 +1,4 @@
-"""The rule files of the role monitoring, and which findings an alert is about."""
+"""Rule files of the role monitoring, and the findings that each alert covers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = paths.ROLES / "monitoring" / "files"
 ALERTS = FILES / "gpuprov-alerts.yml"
 RECORDING = FILES / "gpuprov-recording.yml"
 CASES = sorted((Path(__file__).parent / "rules").glob("*.yml"))
-REST = "OtherFinding"  # the alert on every finding that no other one names
+REST = "OtherFinding"  # the alert for findings that no other alert names
 
 _SELECTOR = re.compile(r"gpuprov_finding\{([^}]*)\}")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
@@ -23,24 +23,24 @@ _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
 @functools.cache
 def groups(file: Path) -> list[dict[str, Any]]:
-    """The rule groups of a file."""
+    """Return the rule groups of a file."""
     found: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
     return found
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Every alerting rule, in order; an alert may have several."""
+    """Return every alerting rule in order; an alert may have several."""
     return [rule for group in groups(ALERTS) for rule in group["rules"]]
 
 
 def selectors(expression: str) -> list[str]:
-    """The selectors of findings that an expression is made of, without spaces, less those it takes away."""
+    """Return an expression's selectors of findings without spaces, except the excluded ones."""
     kept = re.split(r"\bunless\b", expression)[0]
     return [re.sub(r"\s+", "", inside) for inside in _SELECTOR.findall(kept)]
 
 
 def fits(selector: str, labels: dict[str, str]) -> bool:
-    """Whether a finding with these labels is meant by a selector, as Prometheus matches (whole values)."""
+    """Check whether a selector matches a finding with these labels, as Prometheus does (whole values)."""
     for name, operator, value in _MATCHER.findall(selector):
         found = labels.get(name, "")
         same = re.fullmatch(value, found) is not None if "~" in operator else found == value
@@ -50,7 +50,7 @@ def fits(selector: str, labels: dict[str, str]) -> bool:
 
 
 def told_by(**labels: str) -> set[str]:
-    """The alerts that a finding with these labels gives rise to, but for REST."""
+    """Return the alerts raised by a finding with these labels, except REST."""
     return {
         rule["alert"]
         for rule in alerts()
@@ -62,5 +62,5 @@ def told_by(**labels: str) -> set[str]:
 
 @functools.cache
 def cases() -> list[dict[str, Any]]:
-    """Every test of promtool, of all files."""
+    """Return every promtool test of all files."""
     return [case for file in CASES for case in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]]

@@ -1,5 +1,5 @@
-"""Rules and panels over AMD's exporter: what they read is what the role has it export, and every panel that
-has a counterpart there shows a node with AMD's GPUs alone."""
+"""Rules and panels for AMD's exporter: they read only metrics that the role exports, and every panel
+with a counterpart works for a node with only AMD GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUT = (
     'instance="amd-01", job="amd", rack="r1", sku="mi300x", gpu_id="3", gpu_partition_id="0", '
     'serial_number="692251001114", card_model="AMD Instinct MI300X OAM"'
 )
-# value at first, growth with each scrape
+# initial value, growth per scrape
 SERIES = {
     "amd_gpu_junction_temperature": (61, 0),
     "amd_gpu_memory_temperature": (55, 0),
@@ -42,7 +42,7 @@ SERIES = {
 
 
 def read(expression: str) -> set[str]:
-    """The metrics of AMD's exporter that an expression reads."""
+    """Return the metrics of AMD's exporter that an expression reads."""
     several = {
         f"amd_gpu_violation_{one}_residency_percentage"
         for match in REASONS.finditer(expression)
@@ -106,7 +106,7 @@ def answered(
 
 
 def some(target: Target) -> dict[str, Any]:
-    """That it returns a series."""
+    """Return a promtool test that the query returns a series."""
     wanted = [{"labels": "{}", "value": 1}]
     return {"expr": f"clamp_max(count({asked(target)}), 1)", "eval_time": "15m", "exp_samples": wanted}
 

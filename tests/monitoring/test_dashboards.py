@@ -1,4 +1,4 @@
-"""The dashboards are what their code writes, have a sane layout, and every query of theirs is PromQL."""
+"""Dashboards match the code that generates them, have a sane layout, and query with valid PromQL."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.monitoring.real_prometheus import program
 
 ROOT = FOLDER.parents[3]
 PANELS = list(panels())
-COLUMNS = 24  # of Grafana's grid
-# Grafana's ids of units (data/valueFormats/categories.ts); all but `short` and `cps` scale by themselves.
+COLUMNS = 24  # width of Grafana's grid
+# Grafana's unit ids (data/valueFormats/categories.ts); all except `short` and `cps` scale automatically.
 UNITS = {"short", "percentunit", "s", "celsius", "watt", "hertz", "bytes", "cps"}
 SOME_VALUES = {"rack": "r1", "sku": ".*", "instance": "gpu-01", "gpu": "3", "datasource": "p"}
 
@@ -61,7 +61,7 @@ def test_the_files_are_what_the_script_writes(tmp_path: Path) -> None:
 
 @each_board
 def test_grafana_10_to_12_read_it(name: str) -> None:
-    """Schema 38 is that of Grafana 10.0: later versions migrate it, a newer one would be too new for 10."""
+    """Schema 38 belongs to Grafana 10.0: later versions migrate it, while version 10 rejects a newer one."""
     found = board(name)
     assert found["schemaVersion"] == 38
     assert found["uid"] == f"gpuprov-{name}"
@@ -100,7 +100,7 @@ def test_it_begins_with_a_heading_and_what_is_wrong_now(name: str) -> None:
     assert ids == sorted(set(ids))
 
 
-# --- words ---
+# --- texts ---
 
 
 @each_panel
@@ -223,7 +223,7 @@ def promtool(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_query_is_promql(promtool: str, tmp_path: Path) -> None:
-    """Said by promtool: a recording rule of each expression."""
+    """promtool checks a recording rule for each expression."""
     rules = [
         {
             "record": f"panel_{place}",
@@ -281,7 +281,7 @@ def test_the_page_describes_every_dashboard() -> None:
 
 
 def test_the_role_has_the_gpu_exporter_export_what_is_shown() -> None:
-    """gpu_metrics writes the exporter's list of fields; a field that is not in it is an empty panel."""
+    """gpu_metrics writes the exporter's field list; a panel with any other field would be empty."""
     lists = sorted((ROOT / "roles" / "gpu_metrics").rglob("*counters*"))
     assert lists
     exported = {
@@ -292,7 +292,7 @@ def test_the_role_has_the_gpu_exporter_export_what_is_shown() -> None:
 
 @each_panel
 def test_a_rate_spans_enough_scrapes(panel: Panel) -> None:
-    """$__rate_interval is four scrape intervals at least; a fixed window misses events when zoomed out."""
+    """$__rate_interval is at least four scrape intervals; a fixed window misses events when zoomed out."""
     assert "__rate_interval" in BUILT_IN
     for target in panel.targets:
         for window in re.findall(r"\[([^\]]+)\]", target.expr):
@@ -301,6 +301,6 @@ def test_a_rate_spans_enough_scrapes(panel: Panel) -> None:
 
 @each_panel
 def test_a_label_that_exporters_changed_is_not_read(panel: Panel) -> None:
-    """DCGM's exporter wrote Hostname, and writes hostname (NVIDIA/dcgm-exporter 655). `instance` is ours."""
+    """DCGM's exporter renamed Hostname to hostname (NVIDIA/dcgm-exporter 655). `instance` is ours."""
     for target in panel.targets:
         assert "hostname" not in target.expr.lower()

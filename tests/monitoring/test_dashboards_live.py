@@ -1,5 +1,5 @@
-"""Every panel shows something, on a real Prometheus that scrapes real node exporters; and a broken node's
-panels differ from a healthy one's."""
+"""Every panel shows data from a real Prometheus with real node exporters, and a broken node's panels
+differ from a healthy node's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_legends_and_columns_name_labels_that_are_there(fleet: Fleet, panel: Pan
 
 @each_panel
 def test_a_line_is_one_line_whatever_happens_to_its_node(fleet: Fleet, panel: Panel) -> None:
-    """Two series of one legend are drawn as two lines of one name, which nobody can tell apart."""
+    """Two series with one legend would be two indistinguishable lines."""
     for target in panel.targets:
         if panel.kind in ("timeseries", "state-timeline", "status-history"):
             everything = {**CHOSEN["broken"], "rack": ".*"}
@@ -96,7 +96,7 @@ def test_a_line_is_one_line_whatever_happens_to_its_node(fleet: Fleet, panel: Pa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_variables_offer_what_is_there(fleet: Fleet, name: str) -> None:
-    """`label_values(SELECTOR, LABEL)`, which Grafana turns into a question for the label's values."""
+    """Grafana turns `label_values(SELECTOR, LABEL)` into a query for the label's values."""
     offered = {}
     values = {**CHOSEN["broken"], "rack": ".*"}
     for one in variables(name)[1:]:
@@ -115,7 +115,7 @@ def test_variables_offer_what_is_there(fleet: Fleet, name: str) -> None:
     assert offered == {key: wanted[key] for key in offered}
 
 
-# --- what a person at three in the morning must see first ---
+# --- the first things to see at three in the morning ---
 
 
 def panel_of(board: str, title: str) -> Panel:
@@ -137,7 +137,7 @@ def test_each_node_counts_once(fleet: Fleet) -> None:
         "warn": [0],
         "fail": [1],
         "not measured": [0],
-        "no result": [1],  # its last verdict, an hour old, was pass
+        "no result": [1],  # its last verdict, an hour old, is pass
         "unreachable": [1],
     }
 

@@ -1,5 +1,5 @@
-"""What the alerts are about: every finding falls into one, limits are those of the checks, and docs/alerts.md
-agrees. Whether they fire, promtool says (test_promtool.py)."""
+"""Coverage of the alerts: every finding has one, with the limits of its check.
+docs/alerts.md must agree. test_promtool.py tests whether alerts fire."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.monitoring.rule_files import REST, alerts, fits, selectors, told_by
 
 PAGE = (ROLES.parent / "docs" / "alerts.md").read_text(encoding="utf-8")
 NAMES = list(dict.fromkeys(rule["alert"] for rule in alerts()))
-# A GPU that is in use is no trouble, though a measurement on it would be: no alert.
+# A GPU in use is no fault by itself, only an obstacle to measuring it: no alert.
 NO_TROUBLE = {("gpu_inventory", "processes")}
 PASSIVE = [
     (check, metric) for check in check_metrics.MODULES for metric in sorted(check_metrics.of_check(check))
 ]
-# Only ever skipped or passed; a verdict that would make them trouble makes them OtherFinding.
+# Only ever skipped or passed; with any worse verdict they would belong to OtherFinding.
 NEVER_BAD = {
     ("gpu_inventory", "xid"),
     ("versions", "versions"),
@@ -150,7 +150,7 @@ def test_the_page_has_a_section_for_each_alert_and_no_other() -> None:
 
 
 def _order(name: str) -> int:
-    """The page begins with GPUs; the rules begin with findings. Each has all."""
+    """Return a sort key: the page starts with GPUs and the rules with findings, but both are complete."""
     return PAGE.find(f"\n## {name}\n")
 
 

@@ -1,12 +1,12 @@
-"""Metrics of nodes for tests of dashboards: one healthy, one broken, and what a controller writes of both.
+"""Metrics of nodes for dashboard tests: one healthy, one broken, and a controller's metrics of both.
 
-gpuprov's own are rendered by the product. DCGM's have the form of a real exporter 4 on an H100 node with
-driver 580.105.08, whose lines a public project recorded: labels gpu, UUID, pci_bus_id, device, modelName,
+gpuprov's own metrics are rendered by the product. DCGM's have the form of a real exporter 4 on an H100 node
+with driver 580.105.08, recorded by a public project: labels gpu, UUID, pci_bus_id, device, modelName,
 Hostname, DCGM_FI_DRIVER_VERSION; floats with six digits, integers without
-(docs/conformance/cncf/evidence/accelerator-metrics.md of resker/aicr, a fork of NVIDIA/aicr). It has four
-fields; the others are named as in dcgm-exporter's etc/default-counters.csv and DCGM's dcgm_fields.h.
-Newer exporters write hostname (NVIDIA/dcgm-exporter 655), which no dashboard reads. The values are chosen, as
-of GPUs in a burn-in.
+(docs/conformance/cncf/evidence/accelerator-metrics.md of resker/aicr, a fork of NVIDIA/aicr). That recording
+has four fields; the others are named as in dcgm-exporter's etc/default-counters.csv and DCGM's
+dcgm_fields.h. Newer exporters write hostname (NVIDIA/dcgm-exporter 655), which no dashboard reads. The values
+are invented, typical of GPUs in a burn-in.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from provision.checks.exposition import Family, Sample, render
 GPUS = range(8)
 VERDICTS = ("pass", "skip", "warn", "error", "fail")
 PCI = ("53", "64", "75", "86", "97", "A8", "B9", "CA")
-SICK = 3  # the GPU of the broken node
+SICK = 3  # the faulty GPU of the broken node
 
 
 @dataclass(frozen=True)
 class Found:
-    """A finding as the node's program exports it."""
+    """A finding as exported by the node's program."""
 
     check: str
     metric: str
@@ -37,7 +37,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Node:
-    """What the node's health program says."""
+    """The results of a node's health program."""
 
     name: str
     rack: str
@@ -47,8 +47,8 @@ class Node:
     findings: tuple[Found, ...] = ()
     pending: int = 0
     driver: str = "580.126.09"
-    age: float = 20  # seconds of the result
-    progress: float = 0.5  # of its burn-in
+    age: float = 20  # age of the result in seconds
+    progress: float = 0.5  # of the node's burn-in
     gpus: tuple[int, ...] = field(default=tuple(GPUS))
 
     def serial(self, gpu: int) -> str:
@@ -95,7 +95,7 @@ BROKEN = Node(
     progress=0.25,
     gpus=tuple(gpu for gpu in GPUS if gpu != 6),
 )
-# Answers, but its program stopped an hour ago, when all was well; its burn-in ended before its time.
+# Responds, but its program stopped an hour ago in good health, and its burn-in ended early.
 SILENT = Node("silent", "r2", "pass", "pass", {"gpu_inventory": ("pass", 1.2)}, age=3600)
 
 
@@ -104,7 +104,7 @@ def one_hot(verdict: str, **labels: str) -> list[Sample]:
 
 
 def textfile(node: Node) -> str:
-    """gpuprov.prom of this node, written now."""
+    """Return the node's gpuprov.prom, written now."""
     now = time.time()
     checks = node.checks.items()
 
@@ -149,7 +149,7 @@ def _identity(node: Node, gpu: int) -> dict[str, str]:
 
 
 def controller(*nodes: Node) -> str:
-    """What `gpuprov report` and `gpuprov drift` write on a controller."""
+    """Return the metrics that `gpuprov report` and `gpuprov drift` write on a controller."""
     now = time.time()
     days = {"healthy": 1, "broken": 40}
     drifted = {"healthy": 0, "broken": 3}
@@ -184,8 +184,8 @@ def controller(*nodes: Node) -> str:
     )
 
 
-# Of a GPU under the load of a burn-in: its value on a healthy node, on the broken node, on the broken GPU.
-# A counter (_total in meaning, not in DCGM's names) grows by the second number with each scrape.
+# Values under burn-in load: on a healthy node, on the broken node, and on the broken GPU.
+# A counter (in meaning: DCGM's names lack _total) grows by its value with each scrape.
 GAUGES = {
     "SM_CLOCK": (1755, 1750, 1200),
     "MEM_CLOCK": (2619, 2619, 2619),
@@ -213,7 +213,7 @@ COUNTERS = {
 
 
 def dcgm(node: Node, scrapes: int) -> str:
-    """What the node's GPU exporter answers to its `scrapes`th scrape. GPU 6 of the broken node is lost."""
+    """Return the node's GPU metrics at its `scrapes`th scrape. GPU 6 of the broken node is lost."""
     lines: list[str] = []
     for name, values in GAUGES.items():
         lines += _field(node, f"DCGM_FI_DEV_{name}", "gauge", values, 1)

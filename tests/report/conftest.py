@@ -1,4 +1,4 @@
-"""Where runs are stored, for the tests of stored runs."""
+"""Storage of runs for the tests that use stored runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a chart of a report, for tests: its words, the look of its cells, and its bytes anywhere."""
+"""Helpers that inspect a report's chart: its texts, its cells' classes and its bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from provision.report.heatmaps import Drawn
 
 
 def source(drawn: Image | Drawn) -> str:
-    """The markup, which must be well-formed."""
+    """Return the markup of a chart or of all its maps, after checking that it is well-formed."""
     found = [drawn] if isinstance(drawn, Image) else [image for _, image in drawn.maps]
     for image in found:
         ElementTree.fromstring(image.source)  # noqa: S314 - our own
@@ -29,12 +29,12 @@ def drawing(drawn: Image | Drawn) -> ElementTree.Element:
 
 
 def alt(drawn: Drawn) -> str:
-    """What the maps show, in words."""
+    """Return the alternative texts of the maps."""
     return ". ".join(image.alt for _, image in drawn.maps)
 
 
 def words(drawn: Image | Drawn) -> list[str]:
-    """What is written in a chart, each mark of a row of marks alone, and in a map's title and legend."""
+    """Return the texts of a chart, with rows of marks split; for a map also title and legend."""
     found = []
     for text in drawing(drawn).iter("text"):
         said = "".join(text.itertext()).strip()
@@ -46,7 +46,7 @@ def words(drawn: Image | Drawn) -> list[str]:
 
 
 def boxes(drawn: Drawn) -> Counter[str]:
-    """Class of a colour → how many cells have it."""
+    """Return the number of cells by colour class."""
     found: Counter[str] = Counter()
     for cells in drawing(drawn).iter("g"):
         size = int(cells.get("stroke-width", "")) + 1
@@ -58,8 +58,8 @@ def boxes(drawn: Drawn) -> Counter[str]:
 
 
 def written(program: str, *places: tuple[Mapping[str, str], Path | None]) -> bytes:
-    """What a program writes with each of these additions to the environment, each in its folder: it must
-    be the same, and nothing on standard error."""
+    """Return a program's output after checking that it is the same in all these environments and folders.
+    The program must print nothing on standard error."""
     found = set()
     for more, folder in places:
         environment = {**os.environ, "PYTHONPATH": str(Path(provision.__file__).parent.parent), **more}

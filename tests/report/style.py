@@ -1,4 +1,4 @@
-"""The colours of the report's style sheet, for tests: what its variables are, and how they contrast."""
+"""Colours of the report's style sheet: its variables, and their contrast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHEET = (Path(provision.__file__).parent / "report" / "templates" / "style.css")
 
 
 def colours(dark: bool) -> dict[str, str]:
-    """Variable → its colour, `#rrggbb`, on a screen that is dark or not."""
+    """Return variable → colour (`#rrggbb`) on a light or dark screen."""
     light_part, dark_part = SHEET.split("@media screen and (prefers-color-scheme: dark) {")
     parts = [light_part, dark_part.partition("\n}")[0]] if dark else [light_part]
     found = {}
@@ -22,13 +22,13 @@ def colours(dark: bool) -> dict[str, str]:
 
 
 def light(colour: str) -> float:
-    """Relative luminance, as WCAG 2 has it: 0 black, 1 white."""
+    """Return the relative luminance as defined by WCAG 2: 0 black, 1 white."""
     shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG 2: from 1 to 21; text needs 4.5."""
+    """Return the contrast ratio as defined by WCAG 2, from 1 to 21; text needs 4.5."""
     low, high = sorted((light(one), light(other)))
     return (high + 0.05) / (low + 0.05)

@@ -1,4 +1,4 @@
-"""report.html in a real browser: filtered, sorted, opened, and deaf to what a node says."""
+"""report.html in a real browser: filters, sorting, opening, and safety against hostile node text."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(tmp_path
 
 
 def test_heat_maps_have_words(tmp_path: Path) -> None:
-    """200 nodes with a bad leaf, a hanging node and a slow pair of GPUs."""
+    """Uses 200 nodes with a bad leaf, a hanging node and a slow pair of GPUs."""
     fleet, context = samples.clustered(200, 8, {("leaf", "rack-04"): 0.4, ("node", "gpu-100"): None})
     text = page(fleet, context)
     assert len(text.encode()) < 5_000_000
@@ -114,20 +114,20 @@ def test_heat_maps_have_words(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.timeout(300)  # four starts of a browser
+@pytest.mark.timeout(300)  # four browser starts
 def test_a_report_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path: Path) -> None:
     fleet, context = samples.clustered()
     assert unreadable(page(fleet, context), tmp_path) == []
 
 
-@pytest.mark.timeout(300)  # four starts of a browser
+@pytest.mark.timeout(300)  # four browser starts
 def test_no_text_of_a_node_is_too_long_to_be_read(tmp_path: Path) -> None:
     assert unreadable(page(samples.hostile()), tmp_path) == []
 
 
 @pytest.fixture
 def asked() -> Iterator[tuple[str, list[str]]]:
-    """A web server's address, and what it was asked for."""
+    """Yield a web server's address and the list of paths requested from it."""
     paths: list[str] = []
 
     class Listener(http.server.BaseHTTPRequestHandler):
@@ -137,7 +137,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing to say."""
+            """Suppress the server's log."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listener)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -147,7 +147,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
 
 
 def fetching(address: str) -> str:
-    """The ways to make a page fetch something, and two to run something, were a node's text markup."""
+    """Return markup that tries to fetch in every possible way, and two ways to run code."""
     return (
         f"<img src={address}/img><link rel=stylesheet href={address}/css><script src={address}/js></script>"
         f"<iframe src={address}/frame></iframe><object data={address}/object></object>"
@@ -171,7 +171,7 @@ def test_the_shipped_policy_lets_the_shipped_script_run_and_nothing_else(
 
 
 def test_this_test_would_see_a_fetch(tmp_path: Path, asked: tuple[str, list[str]]) -> None:
-    """Without the page's policy the same markup does fetch and run."""
+    """Without the page's policy the same markup fetches and runs."""
     address, paths = asked
     file = tmp_path / "page.html"
     file.write_text(f"<!doctype html><html><title>x</title><body>{fetching(address)}</body></html>")
@@ -182,7 +182,7 @@ def test_this_test_would_see_a_fetch(tmp_path: Path, asked: tuple[str, list[str]
 def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy(
     tmp_path: Path, asked: tuple[str, list[str]]
 ) -> None:
-    """Escaping alone must hold: the policy is the second wall."""
+    """Escaping alone must suffice: the policy is the second line of defence."""
     address, paths = asked
     fleet = samples.told(fetching(address), "$x$ <svg onload=\"document.title='pwned'\">")
     text, removed = re.subn(
@@ -215,7 +215,7 @@ def test_the_heads_of_many_checks_break_after_underscores_only(tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def ten_thousand() -> str:
-    """The page of 10,000 nodes of eight GPUs: 2,500 with a bad one or a wrong setting, some silent."""
+    """Return the page of 10,000 nodes with eight GPUs: 2,500 with a bad GPU or setting, some silent."""
     fleet = samples.large(10_000, 40)
     nodes = [samples.silent(node.node) if i % 1000 == 500 else node for i, node in enumerate(fleet.nodes)]
     return page(samples.fleet(*nodes))
@@ -308,7 +308,7 @@ def test_the_shipped_policy_lets_a_large_fleets_script_run(ten_thousand: str, tm
 def test_a_large_fleet_of_hostile_text_runs_nothing_even_without_its_policy(
     tmp_path: Path, asked: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nodes say is data in a script's element there, and drawn by the page's script."""
+    """On large pages, node text is data in a script element, rendered by the page's script."""
     monkeypatch.setattr(report_page, "MANY", 0)
     address, paths = asked
     ends = "</script><script>document.title='pwned'</script><!--<script>"

@@ -1,4 +1,4 @@
-"""The archive for a vendor: all about one node, nothing about another, and no secret of any kind."""
+"""The vendor bundle: everything about one node, nothing about other nodes, and no secret."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def keep(
     variables: dict[str, Any] | None = None,
     names: tuple[str, ...] = NODES,
 ) -> RunFolder:
-    """A stored run whose third node fails: gpu5 computes wrong results, the pair gpu2-gpu6 is slow."""
+    """Store a run; its third node fails: gpu5 computes wrong results, the pair gpu2-gpu6 is slow."""
     folder = RunFolder.create("validate", {"nodes": list(names)}, runs=runs)
     folder.note(inventory="no-inventory.yml", asked=list(samples.CHECKS), controller="boss.example")
     for name in names:
@@ -83,7 +83,7 @@ def report_of(folder: RunFolder) -> FleetHealth:
 
 
 def everything(made: bundle.Bundle) -> str:
-    """Every byte a vendor gets, names included, unpacked."""
+    """Return all content that a vendor receives, file names included, unpacked."""
     parts = [made.name, *made.files]
     for name, content in made.files.items():
         parts.append(
@@ -161,7 +161,7 @@ def test_the_timeline_has_this_run_earlier_ones_and_what_changed_between(runs: P
     made = RunFolder.create("up", {}, runs=runs)
     made.append("reboots", {"time": "2026-05-05T01:00:00.000Z", "node": "gpu-03", "boot": "x"})
     made.append("reboots", {"time": "2026-05-05T01:00:00.000Z", "node": "gpu-02", "boot": "x"})
-    time.sleep(0.002)  # a run is earlier when its name is, and names have milliseconds
+    time.sleep(0.002)  # runs are ordered by name, and names have a resolution of milliseconds
     second = keep(runs)
     note_look(second, "gpu-03", Fingerprint({"driver.loaded_version": "595.71.05"}))
     second.append(
@@ -298,7 +298,7 @@ def test_a_secret_in_facts_findings_measurements_and_history_leaves_no_trace(run
 
 
 def test_a_value_known_as_secret_is_removed_wherever_it_stands(runs: Path) -> None:
-    """Found by its name in one place (a fact, a variable, the inventory), it is known in the others."""
+    """A value known as secret from one place (a fact, a variable, the inventory) is removed everywhere."""
     said = "a Wolpertinger1 b https://x/Wolpertinger1 c hunter2 d pa/ss+9 e pa%2Fss%2B9 f fromtheinventory"
     made = pack(
         keep(
@@ -311,7 +311,7 @@ def test_a_value_known_as_secret_is_removed_wherever_it_stands(runs: Path) -> No
     text = everything(made)
     for secret in ("Wolpertinger1", "hunter2", "pa/ss+9", "pa%2Fss", "fromtheinventory"):
         assert secret not in text
-    assert "validation_tools" not in text  # what the inventory declares is nobody else's business
+    assert "validation_tools" not in text  # inventory variables are private
     assert made.removed["known secret"] > 5
 
 
@@ -368,7 +368,7 @@ def test_of_amds_gpus_their_makers_log_is_asked_for_and_taken(runs: Path) -> Non
     asked = readme(pack(folder))
     assert "sudo sh ./rocm_techsupport.sh > rocm_techsupport.log 2>&1" in asked
     assert "nvidia" not in asked.partition("There is no ")[2].partition("pack again")[0]
-    # Its own documents call the file by host and time.
+    # AMD's own documents name the file by host and time.
     name = "gpu-03.26-11-27-10-00-00.rocm_techsupport.log"
     (folder.path / "raw" / "gpu-03" / name).write_text("amdgpu 0000:05:00.0: on gpu-03 not gpu-02\n")
     made = pack(folder)
@@ -422,7 +422,7 @@ def test_an_unknown_node_is_told_with_the_nearest(runs: Path) -> None:
 
 
 def test_a_node_of_an_earlier_run_is_told_with_that_run(runs: Path) -> None:
-    """The newest run was of other nodes: its nearest name would be another machine."""
+    """The newest run had other nodes, so its nearest name would be another machine."""
     fleet = report_of(keep(runs))
     earlier = keep(runs, names=("gpu-11", "gpu-12", "gpu-13", "gpu-14"))
     node_history.record(earlier, {}, report_of(earlier))

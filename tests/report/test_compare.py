@@ -1,4 +1,4 @@
-"""Two runs compared: what got worse is told, noise is not, and nobody is accused for a warm room."""
+"""Comparison of two runs: regressions are reported, noise and a warm room are not."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def burnt(name: str, number: int, rates: list[float]) -> NodeHealth:
 def fleets(
     scale: Callable[[int, int], float], nodes: int = 4, noise: float = 0.003
 ) -> tuple[FleetHealth, FleetHealth]:
-    """A fleet's burn before and after; `scale`: (node, GPU) → by what the rate changed, besides noise."""
-    chance = random.Random(7)  # noqa: S311 - the same noise every time
+    """Return a fleet before and after. `scale`: factor of the burn rate by (node, GPU), besides noise."""
+    chance = random.Random(7)  # noqa: S311 - the same noise in each run
     first, second = [], []
     for number in range(1, nodes + 1):
         rates = [chance.gauss(51900, 300) for _ in range(8)]
@@ -91,7 +91,7 @@ def test_a_fleet_that_moved_as_a_whole_is_told_once_and_names_who_moved_more() -
     assert (shift.sku, shift.nodes, shift.values, shift.worse) == ("h100-sxm", 4, 32, True)
     assert [(one.node, one.device) for one in found.moved] == [("gpu-02", "gpu1")]
     gained = diff(*fleets(lambda n, g: 1.0 if (n, g) == (2, 1) else 1.06))
-    assert gained.moved == ()  # it has not moved: the others did
+    assert gained.moved == ()  # its rate is unchanged while the others' rose
     assert not gained.worse
     assert "better than before" in told(gained)
 

@@ -1,4 +1,4 @@
-"""Heat maps: each kind of cell looks its own way, the legend says so, and any name is only text."""
+"""Heat maps: each kind of cell looks different, the legend explains it, and any name is plain text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drawn(cells: Mapping[tuple[int, int], Cell], count: int = 3, **more: Any) ->
 
 
 def only(cell: Cell) -> set[str]:
-    """The look of the box that is in a map of this cell alone."""
+    """Return the classes of the box in a map with only this cell."""
     return set(boxes(drawn({(0, 1): cell})))
 
 

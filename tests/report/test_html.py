@@ -1,4 +1,4 @@
-"""report.html: complete without script or network, quick with many nodes, deaf to what a node says."""
+"""report.html: complete without script or network, fast with many nodes, safe against hostile text."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def page(fleet: FleetHealth, context: Context = NOTHING) -> str:
 
 @cache
 def page_of(name: str) -> str:
-    """The page of a sample fleet, drawn once: its charts take most of the time."""
+    """Return the page of a sample fleet, cached because drawing the charts is slow."""
     return page(getattr(samples, name)())
 
 
 class Reader(HTMLParser):
-    """Tags, attributes and visible text, and whether every element is closed."""
+    """Parser of a page: tags, attributes, visible text, and whether every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.within: list[tuple[str, ...]] = []  # of each tag, the elements it is in
+        self.within: list[tuple[str, ...]] = []  # ancestors of each tag
         self.words: list[str] = []
-        self.feed(text.replace("<wbr>", ""))  # where a line may be broken is nothing one reads
+        self.feed(text.replace("<wbr>", ""))  # a possible line break is invisible
         self.close()
         self.text = re.sub(r"\s+", " ", " ".join(self.words))
 
@@ -80,7 +80,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(name: str) -> None:
         assert not (fetching | {"src", "xlink:href"}) & set(attributes)
         if attributes.get("role") == "img":
             assert attributes["aria-label"]
-        elif tag == "svg":  # within a chart
+        elif tag == "svg":  # inside a chart
             assert "svg" in reader.within[number]
         assert not any(key.startswith("on") for key in attributes)
         assert attributes.get("href", "#").startswith("#")  # type: ignore[union-attr]
@@ -192,7 +192,7 @@ def test_heat_maps_take_their_room_from_the_charts_over_time(monkeypatch: pytest
 
 
 def over_time(reader: Reader) -> list[str]:
-    """What the charts of temperature, power and clock say."""
+    """Return the labels of the charts of temperature, power and clock."""
     kinds = ("temperature of", "power of", "SM clock of")
     labels = [str(a.get("aria-label")) for tag, a in reader.tags if tag == "svg"]
     return [label for label in labels if label.startswith(kinds)]

@@ -1,4 +1,4 @@
-"""report.json: what the schema says, no more and no less, and readable again."""
+"""report.json matches its schema exactly and can be read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report.junit.xml: what CI counts is what happened, and no text of a node breaks the document."""
+"""report.junit.xml: CI counts the right outcomes, and no node text breaks the document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parsed(fleet: FleetHealth) -> ET.Element:
 
 
 def cases(root: ET.Element, node: str) -> dict[str, str]:
-    """check → how CI sees it."""
+    """Return check → outcome as seen by CI."""
     suite = next(suite for suite in root.iter("testsuite") if suite.get("name") == node)
     return {
         str(case.get("name")): next((c.tag for c in case if c.tag != "system-out"), "passed")
@@ -66,7 +66,7 @@ def test_a_warning_passes_but_is_told() -> None:
 
 
 def test_what_lies_between_nodes_fails_in_a_suite_of_its_own() -> None:
-    """The nodes have warnings alone, which pass: without it CI would be green."""
+    """The nodes only have warnings, which pass; without the separate suite CI would be green."""
     root = parsed(samples.between())
     (failure,) = root.iter("failure")
     assert "link gpu-01-gpu-03/rail mlx5_2 is slow" in str(failure.get("message"))

@@ -1,4 +1,4 @@
-"""report.md: a ticket that shows what a node said, and does nothing a node says."""
+"""report.md: a ticket that shows node text without letting it act as markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node lists: every node is in exactly one of pass and exclude, and no name is more than a name."""
+"""Node lists: each node is in either pass or exclude, and a hostile name cannot act as syntax."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ HOSTILE = (
     "fe80::1%$(x)",
     "é1",
     "n\u0661",
-    "\u212a1",  # a sign that is a k to who ignores case
+    "\u212a1",  # the Kelvin sign, which equals k if case is ignored
     "x" * 300,
 )
 
@@ -101,7 +101,7 @@ def test_every_byte_of_hostile_fleets_is_harmless(tmp_path: Path) -> None:
         (["gpu-08", "gpu-09", "gpu-10", "gpu-12"], "gpu-[08-10,12]"),
         (["n8", "n9", "n10", "n11"], "n[8-9,10-11]"),
         (["n1", "n01", "n2"], "n[1-2,01]"),
-        (["a1b", "a2b"], "a1b,a2b"),  # Slurm takes ranges at the end only
+        (["a1b", "a2b"], "a1b,a2b"),  # Slurm accepts ranges only at the end
         (["gpu", "gpu1", "gpu2"], "gpu,gpu[1-2]"),
         (["gpu-1.pod.example", "gpu-2.pod.example"], "gpu-1.pod.example,gpu-2.pod.example"),
         (["10.0.0.9", "10.0.0.10"], "10.0.0.[9,10]"),
@@ -113,7 +113,7 @@ def test_folding(names: list[str], folded: str) -> None:
 
 
 def expand(text: str) -> list[str]:
-    """A host list as Slurm and pdsh read it."""
+    """Expand a host list as Slurm and pdsh do."""
     found = []
     for piece in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         before, _, rest = piece.partition("[")

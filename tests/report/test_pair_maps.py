@@ -1,4 +1,4 @@
-"""Maps of what was measured between nodes: whole up to 64 nodes, then the racks and whoever stands out."""
+"""Maps of measurements between nodes: complete up to 64 nodes, then by rack and outlier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEGEND = 1
 
 
 def of(*results: Result, nodes: int = 4, **more: Any) -> PairMaps:
-    """The maps of such results alone, of nodes n0 … without racks."""
+    """Return the maps of these results, with nodes n0 … and without racks."""
     fleet = Topology(tuple(f"n{i}" for i in range(nodes)))
     return between(samples.nothing(), Pairs("pair_bandwidth", "Gb/s", fleet, results, **more))
 
@@ -217,7 +217,7 @@ def test_hostile_names_are_text() -> None:
 
 
 def test_every_verdict_of_the_check_is_a_nodes_own() -> None:
-    """A node that fails another check does not stand out between the nodes."""
+    """A node that fails another check is no outlier between nodes."""
     fleet, context = samples.clustered()
     assert next(node for node in fleet.nodes if node.node == "gpu-03").verdict is Verdict.FAIL
     assert "gpu-03" in words(between(fleet, context.pairs[0]).shown[0].heat)

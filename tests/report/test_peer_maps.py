@@ -1,4 +1,4 @@
-"""Peer heat maps: the nodes whose GPU pairs are no clean pass, beside a healthy one, and nothing invented."""
+"""Peer heat maps: nodes with bad GPU pairs next to a healthy node, without invented values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def only(fleet: FleetHealth) -> SkuMaps:
 def changed(
     node: NodeHealth, verdict: Verdict, *findings: Finding, rows: list[Measurement] | None = None
 ) -> NodeHealth:
-    """The node with another answer of p2p_bandwidth."""
+    """Replace the node's result of p2p_bandwidth."""
     checks = []
     for check in node.checks:
         if check.check == "p2p_bandwidth":
@@ -102,7 +102,7 @@ def test_a_gpu_that_is_gone_from_the_numbers_keeps_its_row() -> None:
 
 
 def marks(finding: Finding, slow: tuple[str, ...]) -> list[str]:
-    """The cells marked for a finding, of a node on which pairs of these GPUs run at 150 GB/s."""
+    """Return the marked cells for a finding on a node where pairs with these GPUs run at 150 GB/s."""
     node = samples.node("gpu-03", samples.checks(3), 3)
     rows = [row for check in node.checks for row in check.measurements if row.metric == "p2p_write"]
     rows = [
@@ -135,7 +135,7 @@ def test_a_finding_of_the_copies_to_the_host_marks_no_pair() -> None:
 
 
 def test_pairs_that_differ_by_design_are_compared_with_the_same_pair_of_healthy_nodes() -> None:
-    """Of cards with bridges only some pairs are fast; a healthy node must not look half broken."""
+    """With bridged cards only some pairs are fast, and a healthy node must not look half broken."""
 
     def bridged(name: str, lost: bool) -> NodeHealth:
         pairs = [(a, b) for a in range(8) for b in range(8) if a != b]

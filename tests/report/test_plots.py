@@ -1,4 +1,4 @@
-"""The charts: the same bytes each time, well-formed whatever a node is called, and naming who stands out."""
+"""Charts: reproducible bytes, well-formed for any node name, and outliers labelled."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_same_numbers_give_the_same_bytes_in_any_process(tmp_path: Path) -> 
 
 
 def test_a_peak_and_a_dip_of_one_sample_are_drawn_however_many_there_are() -> None:
-    """An hour of samples each second, of which a plot has room for a few hundred."""
+    """An hour of one sample per second, while a plot has room for a few hundred."""
     temperatures: list[float | None] = [60.0] * 3600
     temperatures[1234], temperatures[2345] = 91.0, 41.0
     one = Series([float(second) for second in range(3600)], temperatures, [None] * 3600, [None] * 3600)
@@ -98,7 +98,7 @@ def test_a_peak_and_a_dip_of_one_sample_are_drawn_however_many_there_are() -> No
 
 
 def line(image: Image) -> list[tuple[int, int]]:
-    """The points of the only line of a chart, in its own units."""
+    """Return the points of a chart's only line, in chart units."""
     (path,) = [one.get("d", "") for lines in drawing(image).iter("g") for one in lines]
     numbers = [int(number) for number in re.findall(r"-?\d+", path)]
     steps = list(zip(numbers[::2], numbers[1::2], strict=True))

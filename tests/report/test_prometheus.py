@@ -1,4 +1,4 @@
-"""The health of a fleet as metrics: what Prometheus' own parser reads is what the report says."""
+"""Fleet health as metrics, parsed by Prometheus' own parser and compared with the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 def read(text: str) -> dict[Series, float]:
-    """Series → value; no series may be there twice."""
+    """Return series → value, after checking that no series is duplicated."""
     found: dict[Series, float] = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation.endswith(".")
@@ -106,7 +106,7 @@ def test_what_lies_between_nodes_belongs_to_none() -> None:
 
 
 def test_the_names_pass_promtools_lint() -> None:
-    """As `promtool check metrics` has it: base units, no unit or type in the wrong place, help everywhere."""
+    """As `promtool check metrics` requires: base units, no misplaced unit or type, help everywhere."""
     for family in prometheus.families(samples.demo()):
         assert family.help
         assert re.fullmatch(r"gpuprov_[a-z_]+", family.name)

@@ -1,4 +1,4 @@
-"""Writing reports: whole files or none, for every format, whatever a node has said."""
+"""Writing reports: each format is written completely or not at all, for any node text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report's context from run folders: the kept samples drawn, and the last run compared with."""
+"""A report's context from run folders: charts of stored samples, and the previous run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_burn"
 
 
 def samples(hot: int | None = None) -> str:
-    """What nvidia-smi prints in a burn of a minute; one GPU may run hot and be held down."""
+    """Return nvidia-smi's samples of a one-minute burn; one GPU may run hot and be throttled."""
     rows = [", ".join(telemetry.FIELDS)]
     for second in range(0, 60, 2):
         for gpu in range(8):
@@ -43,7 +43,7 @@ def samples(hot: int | None = None) -> str:
 def stored(
     runs: Path, nodes: dict[str, int | None], beside: str | None = None
 ) -> tuple[RunFolder, FleetHealth]:
-    """A run of gpu_burn: node → its hot GPU; `beside`: other samples on all of them."""
+    """Store a run of gpu_burn: node → its hot GPU; `beside`: samples to use for every node instead."""
     folder = RunFolder.create("validate", {}, runs=runs)
     folder.note(inventory="inventory.yml", asked=["gpu_burn"])
     text = (FIXTURES / "healthy.txt").read_text(encoding="utf-8")

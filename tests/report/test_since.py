@@ -1,4 +1,4 @@
-"""What is new since the last run, in every report for people, and nothing where there is no earlier run."""
+"""Changes since the last run: in every report for people, and absent without an earlier run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASS, WARN, FAIL, ERROR = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERRO
 
 
 def fleets(**verdicts: tuple[Verdict | None, Verdict | None]) -> tuple[Earlier, FleetHealth]:
-    """`name=(was, now)`; None: not in that run."""
+    """Return both runs from `name=(before, now)`; None: not in that run."""
 
     def of(at: int) -> FleetHealth:
         nodes = [node(name, found) for name, each in verdicts.items() if (found := each[at]) is not None]

@@ -1,4 +1,4 @@
-"""Where the fleet stands: which metrics are drawn, by which limit, and who stands out."""
+"""Strips of the fleet: the metrics drawn, the limits shown, and the labelled outliers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_who_failed_stands_out_by_name_also_by_another_metric_of_the_check() -> 
 def test_nodes_without_a_value_are_counted() -> None:
     sku = only(samples.unmeasured())
     assert sku.nodes == 5
-    assert glance(samples.unmeasured()).nodes_unknown == 2  # that were not reached
+    assert glance(samples.unmeasured()).nodes_unknown == 2  # two nodes were not reached
     assert strip(sku, "burn rate").silent == 1
 
 

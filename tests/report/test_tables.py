@@ -1,4 +1,4 @@
-"""Measurements as tables: the slow cell of the matrix is the one that is shaded and marked."""
+"""Measurements as tables: exactly the slow cell of the matrix is shaded and marked."""
 
 from __future__ import annotations
 

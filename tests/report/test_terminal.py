@@ -1,4 +1,4 @@
-"""The summary at 3 a.m.: the culprit, the number, the limit, the action, the unknown, the next command."""
+"""The summary at 3 a.m.: culprit, number, limit, action, unknown nodes and the next command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 def flat(text: str) -> str:
-    """The text without its line breaks, for wrapping is not what is tested."""
+    """Return the text without line breaks, because wrapping is tested elsewhere."""
     return re.sub(r"\s+", " ", text)
 
 
@@ -175,7 +175,7 @@ def test_colour_changes_nothing_but_colour() -> None:
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_lines_keep_to_the_width(width: int) -> None:
     for name in ("demo", "unmeasured", "large"):
-        # The headline stays one line, so that it can be grepped; a command stays one line, to be copied.
+        # The headline stays one line for grep, and a command stays one line for copying.
         for line in summary(getattr(samples, name)(), width=width).splitlines()[1:]:
             assert len(line) <= width or line.startswith(("next: ", "then: ")), line
 
@@ -247,7 +247,7 @@ def test_a_node_called_fabric_is_a_node() -> None:
 
 
 def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(tmp_path: Path) -> None:
-    """40 bad nodes of 1,000: the other 960 are at work, and stay so."""
+    """Of 1,000 nodes 40 are bad; the other 960 are in use and stay so."""
     fabric = Finding("gpu_inventory", Verdict.FAIL, "node", "stopped", action="fix configuration")
     bad = [f"gpu-{i:04d}" for i in range(1, 1001, 25)]
     fleet = samples.fleet(

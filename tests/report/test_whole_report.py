@@ -1,4 +1,4 @@
-"""gpuprov report: a stored run rendered again, and judged again from what it kept, without a node."""
+"""gpuprov report: a stored run rendered or rejudged from its stored data, without contacting a node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STRICT = {
 
 
 def make_run(runs: Path, printed: dict[str, str]) -> RunFolder:
-    """A stored validate run of one check: node → what nvbandwidth printed on it."""
+    """Store a validate run of one check: node → fixture with nvbandwidth's output."""
     folder = RunFolder.create("validate", {}, runs=runs)
     folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
     for node, fixture in printed.items():
@@ -58,7 +58,7 @@ def names(folder: Path) -> set[str]:
 def test_the_newest_run_is_rendered_in_all_formats_and_the_exit_code_is_its_health(
     run: RunFolder, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    RunFolder.create("drift", {}, runs=runs)  # newer, but measures no health
+    RunFolder.create("drift", {}, runs=runs)  # newer, but without a health result
     assert cli.main(["report"]) == ExitCode.UNHEALTHY
     assert names(run.path) == {"report.json", "report.html", "report.md", "report.junit.xml"}
     assert (run.path / "nodes.exclude").read_text() == "gpu-02\n"
@@ -189,7 +189,7 @@ def test_what_cannot_be_reported_is_a_clear_line(
 def test_a_wrong_command_line_is_exit_2(run: RunFolder, arguments: list[str]) -> None:
     try:
         code = cli.main(["report", str(run.path), *arguments])
-    except SystemExit as stopped:  # argparse
+    except SystemExit as stopped:  # raised by argparse
         code = int(str(stopped.code))
     assert code == ExitCode.USAGE
 
