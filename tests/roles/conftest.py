@@ -1,4 +1,4 @@
-"""A machine for the programs that roles write."""
+"""A machine on which the roles' programs run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the roles promise of a node with the default stack."""
+"""Expectations that the roles set for a node with the default stack."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.described import machine
 def promised(
     gpuprov_node: dict[str, Any] | None = None, /, **declared: Any
 ) -> dict[str, expectations.Expectation]:
-    """fact → expectation of a node with the default stack and these variables; that its GPUs answer is
-    expected of each node, and no role's promise."""
+    """Return fact → expectation of a node with the default stack and these variables.
+    Responding GPUs are expected of every node, so that expectation is left out."""
     variables = {**stack.load(stack.DEFAULT).variables, **GIVEN, **declared}
     found = expectations.of_node(variables, gpuprov_node or machine())
     assert len({(each.role, each.fact) for each in found}) == len(found), "two promises about one fact"
@@ -23,7 +23,7 @@ def promised(
 def promised_by(
     role: str, gpuprov_node: dict[str, Any] | None = None, /, **settings: Any
 ) -> dict[str, expectations.Expectation]:
-    """fact → expectation of one role with these settings of its own."""
+    """Return fact → expectation of one role with these settings."""
     declared = {f"{role}_{name}": value for name, value in settings.items()}
     return promised(gpuprov_node, gpuprov_roles=[role], **declared)
 

@@ -1,4 +1,4 @@
-"""What the preflight of a role refuses, in Ansible's own templating."""
+"""Refusals of a role's preflight, rendered by Ansible's own templating."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _trusted(value: Any) -> Any:
 
 @functools.cache
 def _told(role: str) -> dict[str, Any]:
-    """The variables of the role's task that refuses, and of the one that it imports."""
+    """Return the variables of the role's refusing task and of the shared task that it imports."""
     tasks = yamlfile.load(all_roles()[role].path / "tasks" / "preflight.yml", StackError)
     (task,) = (task for task in tasks if "refuse.yml" in task.get("ansible.builtin.import_tasks", ""))
     (shared,) = yamlfile.load(paths.ROLES / "node_facts" / "tasks" / "refuse.yml", StackError)
@@ -36,7 +36,7 @@ def _told(role: str) -> dict[str, Any]:
 
 
 def rules(role: str) -> list[tuple[str, str]]:
-    """(condition, sentence) of each rule; of one with several branches, of each."""
+    """Return (condition, sentence) for each rule and each branch of a rule."""
     found = []
     for rule in _told(role)["__node_facts_refusals"]:
         _nothing, *parts, rest = re.split(r"{% (?:(?:el)?if (.*?)|endif) %}", rule)
@@ -48,7 +48,7 @@ def rules(role: str) -> list[tuple[str, str]]:
 
 
 def refused(role: str, node: dict[str, Any], /, **known: Any) -> str:
-    """What the role says of this node with its defaults and these variables; empty when nothing is wrong."""
+    """Return the refusal for this node with the role's defaults and these variables; empty if none."""
     variables = {
         **{**all_defaults(), **stack.load(stack.DEFAULT).variables},
         **{**all_roles()[role].own_vars(node["os"]), **_told(role)},

@@ -1,4 +1,4 @@
-"""Runs a program that a role writes, with a tree of files in place of /sys and /proc/cpuinfo."""
+"""Runs a program that a role installs, with a file tree in place of /sys and /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tree over 
 
 
 class Stage(Host):
-    """`sys` is what the program sees as /sys."""
+    """A host for one program; `sys` replaces /sys."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""AMD's roles: from where, in which versions, and what is refused."""
+"""AMD's roles: repositories, versions and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINGERPRINT = "CA8BB4727A47B4D09B4EE8969386B48A1A693C5C"
 
 
 def amd(system: str = "ubuntu 24.04", **gpu: Any) -> dict[str, Any]:
-    """A machine with eight MI300X."""
+    """Return a machine with eight MI300X."""
     mi300x = {"vendor": "amd", "sku": "mi300x", "architecture": "cdna3", "fabric": "none"}
     return machine(system, "x86_64", **{**mi300x, **gpu})
 
@@ -42,8 +42,8 @@ def test_apt_gets_a_stanza_for_each_release_with_one_key(system: str, codename: 
     assert places == [
         f"{SERVER}/amdgpu/30.30.3/ubuntu",
         f"{SERVER}/rocm/apt/6.4.4",
-        f"{SERVER}/rocm/apt/7.2",  # packages have the .0, the folder has not
-        f"{SERVER}/graphics/7.2/ubuntu",  # ROCm 6 needs none
+        f"{SERVER}/rocm/apt/7.2",  # package versions end in .0, the folder does not
+        f"{SERVER}/graphics/7.2/ubuntu",  # ROCm 6 needs no such repository
         f"{SERVER}/amd-container-toolkit/apt",
     ]
     for each in stanzas:
@@ -97,7 +97,7 @@ def test_the_repository_of_amds_exporter_is_offered_where_it_is_declared() -> No
 
 # --- the driver
 
-# The full versions of packages, as they were seen in AMD's repositories.
+# Full package versions as seen in AMD's repositories.
 PACKAGES = {
     ("30.30.3", "ubuntu 22.04"): (
         *("1:6.16.13.30300300-2327507.22.04", "30.30.3.0.30300300-2327507.22.04"),
@@ -136,7 +136,7 @@ def test_a_release_means_the_packages_that_it_has(which: tuple[str, str]) -> Non
 @pytest.mark.parametrize(
     ("release", "system", "dkms", "firmware"),
     [
-        # Two releases with one module are told apart by the package, or by that of the firmware.
+        # Two releases with the same module version differ in the package, or in the firmware package.
         ("30.30.4", "ubuntu 24.04", "1:6.16.13.30300300-2327507.24.04", "30.30.3.0.30300300-2327507.24.04"),
         ("6.4.1", "ubuntu 24.04", "1:6.12.12.60404-2202139.24.04", "1:6.12.12.60404-2202139.24.04"),
         ("30.10.1", "rocky 9.6", None, "30.10.2.0.3010200-2226257.el9"),
@@ -213,7 +213,7 @@ def test_rccl_is_that_of_its_rocm(system: str, headers: str) -> None:
     facts = promised_by("rccl", amd(system), rocm_versions=["7.2.3"])
     for name in ("rccl7.2.3", f"{headers}7.2.3"):
         assert facts[f"package.{name}.version"].holds("2.27.7.70203-90~24.04")
-        assert not facts[f"package.{name}.version"].holds("2.27.7.70201-81~24.04")  # RCCL alone is the same
+        assert not facts[f"package.{name}.version"].holds("2.27.7.70201-81~24.04")  # RCCL alone is unchanged
 
 
 def test_settings_are_declared_once_for_both_libraries() -> None:
@@ -224,12 +224,12 @@ def test_settings_are_declared_once_for_both_libraries() -> None:
     assert own_ones[conf].splitlines()[1:] == ["RCCL_MSCCL_ENABLE=0"]
 
 
-# --- the programs of the checks
+# --- programs of the checks
 
 
 def test_the_checks_programs_are_those_of_one_release() -> None:
     facts = promised_by("amd_validation_tools", amd(), rocm_version="7.2.1", rocm_versions=["6.4.4", "7.2.1"])
-    # The full version is that of AMD's repository.
+    # The full version is the one in AMD's repository.
     assert facts["package.transferbench-dev7.2.1.version"].holds("1.64.00.70201-81~24.04")
     assert not facts["package.transferbench-dev7.2.1.version"].holds("1.64.00.70100-20~24.04")
     assert facts["package.rocm-validation-suite7.2.1.held"].value is True
@@ -266,7 +266,7 @@ def test_the_default_revision_of_rccl_tests_needs_no_digest_and_any_other_does()
     ("offered", "chosen"),
     [
         (["2.27.7.70203-90~24.04"], "2.27.7.70203-90~24.04"),
-        (["0.0.1-1", "7.2.3.70203-90.el9"], "7.2.3.70203-90.el9"),  # of another release is not enough
+        (["0.0.1-1", "7.2.3.70203-90.el9"], "7.2.3.70203-90.el9"),  # the other release's does not count
         (["2.27.7.170203-90", "2.27.7.70202-81"], None),
     ],
 )

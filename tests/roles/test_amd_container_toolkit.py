@@ -1,4 +1,4 @@
-"""What amd_container_toolkit promises of the package, the specification and the runtimes; what it refuses."""
+"""Expectations of amd_container_toolkit for package, CDI specification and runtimes; its refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNIT = "/etc/systemd/system/gpuprov-amd-cdi.service"
 
 
 def amd(system: str = "ubuntu 24.04", **gpu: Any) -> dict[str, Any]:
-    """A machine with eight MI300X."""
+    """Return a machine with eight MI300X."""
     mi300x = {"vendor": "amd", "sku": "mi300x", "architecture": "cdna3", "fabric": "none"}
     return machine(system, "x86_64", **{**mi300x, **gpu})
 
@@ -31,7 +31,7 @@ def amd(system: str = "ubuntu 24.04", **gpu: Any) -> dict[str, Any]:
 promised = partial(promised_by, ROLE)
 
 
-# The full versions of packages: 1.3.0~24.04 was seen with apt, the others follow the package's build files.
+# Full package versions: 1.3.0~24.04 was seen with apt, the others follow the package's build files.
 @pytest.mark.parametrize(
     ("system", "version", "others"),
     [
@@ -114,10 +114,10 @@ def test_a_fleet_of_both_vendors_declares_its_runtimes_once() -> None:
     [
         ({}, "ubuntu 24.04", True),
         ({}, "rocky 9.6", True),
-        ({}, "rocky 10.0", False),  # AMD has none
+        ({}, "rocky 10.0", False),  # AMD offers no package
         ({"amd_container_toolkit_enabled": False}, "ubuntu 24.04", False),
-        ({"amd_repository_toolkit": False}, "ubuntu 24.04", False),  # a mirror may not have it
-        ({"gpuprov_roles": ["amd_repository"]}, "debian 12", True),  # as `up` runs it when it alone is needed
+        ({"amd_repository_toolkit": False}, "ubuntu 24.04", False),  # a mirror may lack it
+        ({"gpuprov_roles": ["amd_repository"]}, "debian 12", True),  # as `up` runs it if only it is needed
     ],
 )
 def test_the_repository_is_offered_where_the_role_installs_from_it(
@@ -130,11 +130,11 @@ def test_the_repository_is_offered_where_the_role_installs_from_it(
     assert (folder in facts[f"file./etc/{name}.content"]) is offered
 
 
-# --- what is refused
+# --- refusals
 
 
 def refusal(file: str, **known: Any) -> str:
-    """What the role says before it changes anything, as a play without gpuprov hears it."""
+    """Return the refusal that a play without gpuprov shows before any change."""
     (task,) = (
         task
         for task in yamlfile.load(all_roles()[ROLE].path / "tasks" / file)
@@ -152,7 +152,7 @@ def refusal(file: str, **known: Any) -> str:
     declared = {"version": "1.3.0", "install_runtime": "", "cdi": True, **known.get("declared", {})}
     values = {f"{ROLE}_{name}": value for name, value in declared.items()}
     said = {"gpuprov_node": amd(), "ansible_check_mode": False, **values, **told}
-    for name, text in task["vars"].items():  # a message is made before it is chosen
+    for name, text in task["vars"].items():  # messages are rendered before one is selected
         if name not in said:
             rendered = environment.from_string(text).render(said).strip()
             plain = rendered in ("True", "False") or rendered.startswith("[")
@@ -180,7 +180,7 @@ NO_FILE = (
         ({"wanted": ["containerd"], "found": {"containerd": "2.1.4"}, "cdi": "true"}, ""),
         ({**OLDER, "dump": {"rc": 1, "stdout": "", "stderr": NO_FILE}}, "CDI is off in containerd 1.7.24"),
         ({**OLDER, "dump": {"rc": 1, "stdout": "", "stderr": NO_FILE}, "cdi": "true"}, ""),
-        ({"wanted": ["auto"]}, ""),  # it is Docker's there, or a kubelet's
+        ({"wanted": ["auto"]}, ""),  # there, Docker or a kubelet uses it
     ],
 )
 def test_runtimes_that_cannot_do_it_are_refused(known: dict[str, Any], words: str) -> None:

@@ -1,4 +1,4 @@
-"""amd_gpu_settings: what it promises, what its module finds, and what its script sets in a tree of files."""
+"""amd_gpu_settings: its expectations, the module's findings, and the script's changes in a file tree."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_a_mode_of_memory_needs_a_boot_and_a_mode_of_computing_does_not() -> Non
     assert both[f"service.{UNIT.removesuffix('.service')}.active"].value == "active"
 
 
-# --- what the GPUs can do, in a tree of files that stands for sysfs
+# --- capabilities of the GPUs, in a file tree that replaces sysfs
 
 
 class Sysfs:
-    """Two MI300X, and a card of another vendor between them."""
+    """Two MI300X, with another vendor's card between them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -77,7 +77,7 @@ class Sysfs:
         place.write_text(text + "\n")
 
     def look(self, **wanted: Any) -> dict[str, Any]:
-        """What the module says of these settings here."""
+        """Return the module's answer for these settings."""
         module = modules.load("gpuprov_amd_gpu_settings")
         module.SYSFS = str(self.root)  # type: ignore[attr-defined]
         asked = {"compute_partition": "", "memory_partition": "", "power_limit": 0, **wanted}
@@ -159,7 +159,7 @@ def test_without_the_driver_nothing_is_known(sysfs: Sysfs) -> None:
 
 
 def ran(sysfs: Sysfs, state: str = "running", **settings: Any) -> tuple[int, str]:
-    """The script with these settings, on that tree; what is loaded and unloaded it says by itself."""
+    """Run the script with these settings on the tree; stand-ins print each load and unload of the driver."""
     text = promised(amd(), **settings)[f"file.{SCRIPT}.content"].value
     tools = sysfs.root.parent / "bin"
     tools.mkdir(exist_ok=True)
@@ -197,7 +197,7 @@ def test_the_driver_is_loaded_anew_only_while_the_machine_starts(sysfs: Sysfs) -
 def test_what_the_driver_refuses_is_an_error_and_the_rest_is_set(sysfs: Sysfs) -> None:
     refused = sysfs.folder(ADDRESSES[0]) / "current_compute_partition"
     refused.unlink()
-    refused.mkdir()  # a file that cannot be written, for root as well
+    refused.mkdir()  # cannot be written, not even by root
     code, said = ran(sysfs, compute_partition="CPX", power_limit=600)
     assert code == 1
     assert f"{refused} does not take CPX" in said

@@ -1,4 +1,4 @@
-"""What container_toolkit promises of runtimes, CDI and restarts, on every distribution."""
+"""Expectations of container_toolkit for runtimes, CDI and restarts, on every distribution."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_machine_without_a_gpu_has_no_specification_to_be_true() -> None:
     ("version", "before"), [("1.18.2-1", True), ("1.19.0-1", False), ("1.19.1-1", True), ("1.20.0-1", True)]
 )
 def test_the_order_at_boot_where_the_packages_service_allows_it(version: str, before: bool) -> None:
-    """1.19.0 starts it after multi-user.target, which waits for Docker: both ways would be a circle."""
+    """1.19.0 starts it after multi-user.target, which waits for Docker: ordering it before is a cycle."""
     fact = "file./etc/systemd/system/nvidia-cdi-refresh.service.d/10-gpuprov.conf.content"
     text = promised(version=version)[fact].value
     assert ("Before=docker.service" in text) is before
@@ -107,7 +107,7 @@ def test_every_runtime_has_a_version_that_reads_the_specification() -> None:
     assert {name: each["cdi"] for name, each in known.items()} == oldest
 
 
-# nvidia-ctk 1.19.1 --config-source=file, where config.toml gives runc options alone.
+# Output of nvidia-ctk 1.19.1 --config-source=file for a config.toml with only runc options.
 WITHOUT_TYPE = """\
         [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
 

@@ -1,4 +1,4 @@
-"""Several CUDA toolkits: what is promised of each, which cannot be, and that none brings a driver along."""
+"""Several CUDA toolkits: expectations of each, impossible ones, and no driver as a dependency."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_version_has_to_run_on_the_driver() -> None:
 
 
 def closure(debs: dict[str, Deb], name: str) -> set[str]:
-    """Every package that installing one brings along."""
+    """Return every package that installing one brings along."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

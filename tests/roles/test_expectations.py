@@ -1,4 +1,4 @@
-"""What the roles promise, on every kind of machine: known facts, reasons, nothing from a role that is off."""
+"""Expectations of the roles on every kind of machine: known facts, reasons, none from disabled roles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.roles.promises import promised
 from tests.support.described import machine
 
 ROLES = sorted(all_roles())
-# The roles that do nothing until they are declared.
+# Roles that do nothing until enabled.
 LATER = {
     "slurm_health_include": True,
     **{
@@ -36,7 +36,7 @@ def known_families() -> dict[str, Any]:
 
 
 def vendor(role: str) -> str:
-    """Whose GPUs a machine has on which the role takes part."""
+    """Return the vendor of the GPUs for which the role runs."""
     return all_roles()[role].vendor or "nvidia"
 
 
@@ -66,7 +66,7 @@ def test_a_role_that_is_off_promises_nothing(role: str, fabric: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_file_is_promised_with_content_owner_and_mode(role: str) -> None:
-    """Anything a role writes can be broken in three ways; each has to be seen."""
+    """Each file of a role can be broken in three ways, and each must be detected."""
     declared = {
         "nvidia_repository_tools_url": "http://mirror.example/tools",
         "gpu_metrics_enabled": True,
@@ -166,7 +166,7 @@ def test_a_stack_pins_everything_and_says_where_its_numbers_come_from(name: str)
     chosen = data["variables"]
     if "rocm_version" in chosen:
         driver, rocm = re.fullmatch(r"amdgpu([\d.]+)-rocm([\d.]+)", name).groups()  # type: ignore[union-attr]
-        assert set(chosen) == {"amdgpu_driver_version", "rocm_version"}  # RCCL's follows
+        assert set(chosen) == {"amdgpu_driver_version", "rocm_version"}  # RCCL's version follows
         assert chosen["amdgpu_driver_version"].startswith(driver + ".")
         assert chosen["rocm_version"].startswith(rocm + ".")
         return

@@ -1,4 +1,4 @@
-"""Our modules that write a role's files, and ask for a reboot, run as the programs they are on a node."""
+"""Our modules that write a role's files and request a reboot, run as programs like on a node."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_reboot_is_asked_for_once_for_each_reason(node: Node) -> None:
     reasons = node.folder / "reboot-required.pkgs"
     assert node.reboot("a (one)", check=True)["changed"] is True
     assert not reasons.exists()
-    reasons.write_text("linux-image")  # without an end of line
+    reasons.write_text("linux-image")  # without a newline at the end
     assert [node.reboot(why)["changed"] for why in ("a (one)", "b\n(two)", "a (one)")] == [True, True, False]
     assert reasons.read_text() == "linux-image\na (one)\nb (two)\n"
     assert (node.folder / "reboot-required").read_text() == "*** System restart required ***\n"

@@ -1,4 +1,4 @@
-"""What is promised of a node's exporters: where they listen, who may read, and no secret."""
+"""Expectations for a node's exporters: addresses, access, and no secret."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_amds_exporter_comes_with_its_release_alone_and_goes_without() -> None:
     without = of_amd()
     assert without[f"file.{AMDS_FILE}.exists"] is False
     assert not [fact for fact in without if "amdgpu-exporter" in fact or "5000" in fact]
-    # A variable for the whole fleet brings it to no other node.
+    # A fleet-wide variable installs it on no other node.
     for others in (promised(amd_version="1.5.1"), of_amd(count=0, amd_version="1.5.1")):
         assert not [fact for fact in others if "amd" in fact]
 

@@ -1,4 +1,4 @@
-"""GPU settings without a lab: what is promised, what is refused, what the script at boot leaves."""
+"""GPU settings without a lab: expectations, refusals, and the state after the boot script."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SCRIPT = "file./usr/local/sbin/gpuprov-gpu-settings.content"
 
 
 def promised(count: int = 8, system: str = "debian 13", /, **settings: Any) -> dict[str, Any]:
-    """fact → value the role promises to so many GPUs."""
+    """Return fact → value that the role expects of this many GPUs."""
     node = machine(system, count=count, sku="h100-sxm")
     return values(promised_by("gpu_settings", node, **settings))
 
 
 class Gpus(Host):
-    """Eight simulated GPUs with persistence mode on, whose nvidia-smi is on a PATH of its own."""
+    """Eight simulated GPUs with persistence mode on, and their nvidia-smi on a private PATH."""
 
     def __init__(self, folder: Path, sku: str = "h100-sxm", driver: str = DRIVER) -> None:
         super().__init__(folder)
@@ -57,7 +57,7 @@ class Gpus(Host):
         return self.smi(f"--query-gpu={name}", "--format=csv,noheader,nounits").splitlines()
 
     def devices(self) -> list[str]:
-        """MIG devices by GPU, from the list people read."""
+        """Return MIG devices by GPU, parsed from the human-readable list."""
         gpus: list[list[str]] = []
         for line in self.smi("-L").splitlines():
             if line.startswith("GPU"):
@@ -71,18 +71,18 @@ class Gpus(Host):
         (self.state / "run/load.1").write_text(json.dumps(mark))
 
     def boot_script(self, **settings: Any) -> subprocess.CompletedProcess[str]:
-        """Run what the role leaves on the machine for these settings."""
+        """Run the boot script that the role installs for these settings."""
         self.log.write_text("")
         return ran(["/bin/sh", "-c", promised(**settings)[SCRIPT]], env=self.environment, timeout=240)
 
     def changes(self) -> list[str]:
-        """The calls since then that change something."""
+        """Return the state-changing calls since the last reset of the log."""
         looks = ("--query", "-L", "-lgi")
         calls = [line.removeprefix("nvidia-smi ") for line in self.ran()]
         return [line for line in calls if not any(word in line for word in looks)]
 
     def look(self, **wanted: Any) -> dict[str, Any]:
-        """What the module says."""
+        """Return the module's answer."""
         return self.module("gpuprov_gpu_settings", **wanted)
 
     def refusals(self, **wanted: Any) -> str:
@@ -102,7 +102,7 @@ def layouts(*gpu: str) -> dict[str, Any]:
     return {"mig_layouts": [*gpu, *["off"] * (8 - len(gpu))]}
 
 
-# --- what is promised
+# --- expectations
 
 
 def test_nothing_declared_promises_that_nothing_is_done_at_boot() -> None:
@@ -152,7 +152,7 @@ def test_every_distribution_gets_the_same(system: str) -> None:
     assert promised(8, system, **settings) == promised(**settings)
 
 
-# --- what is refused
+# --- refusals
 
 
 def test_what_the_boards_can_do_is_not_refused(gpus: Gpus) -> None:
@@ -189,7 +189,7 @@ def test_a_clock_nobody_has_names_the_nearest(gpus: Gpus) -> None:
 
 
 def test_a_driver_without_application_clocks_says_what_to_use(tmp_path: Path) -> None:
-    """They are deprecated from 590 on."""
+    """Application clocks are deprecated from driver 590 on."""
     said = Gpus(tmp_path, driver="595.45.04").refusals(application_clocks=[2619, 1980])
     assert "has no application clocks any more; use gpu_settings_locked_clocks" in said
 
@@ -232,7 +232,7 @@ def test_without_a_driver_nothing_is_known(gpus: Gpus) -> None:
     assert (answer["ready"], answer["refusals"], answer["differs"]) == (False, [], [])
 
 
-# --- what the script leaves
+# --- state after the script
 
 
 def test_the_script_makes_what_is_promised_and_only_once(gpus: Gpus) -> None:

@@ -1,4 +1,4 @@
-"""Which way network cards reach GPU memory: the rule, over what machines and declarations there are."""
+"""The path from network cards to GPU memory: the rule, over all machines and declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the role host_settings promises, and what its program does to a machine."""
+"""Expectations of the role host_settings, and the effects of its program on a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def program(**declared: Any) -> str:
     return str(promised(**declared)[PROGRAM].value)
 
 
-# --- promises
+# --- expectations
 
 
 def test_a_machine_without_frequency_policies_or_its_own_clock_is_as_declared() -> None:
@@ -157,7 +157,7 @@ def bridge(stage: Stage, address: str, below: tuple[int, int], control: int | No
 
 @pytest.fixture
 def server(stage: Stage) -> dict[str, Path]:
-    """A GPU at bus 1b, an RDMA card at bus 9d, a disk at bus 31."""
+    """Build a machine with a GPU at bus 1b, an RDMA card at bus 9d and a disk at bus 31."""
     stage.program("setpci", SETPCI)
     device(stage, "0000:1b:00.0", "0x030200", "0x10de")
     device(stage, "0000:9d:00.0", "0x020700", "0x15b3")

@@ -1,4 +1,4 @@
-"""The module with which a role looks at a node, run as the program it is there."""
+"""The module with which a role observes a node, run as a program like on the node."""
 
 from __future__ import annotations
 

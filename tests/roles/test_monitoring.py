@@ -1,4 +1,4 @@
-"""What the tasks of the role `monitoring` do to services that run, or are not there yet."""
+"""Effects of the role `monitoring` on running and on missing services."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ EXPORTER = "prometheus-node-exporter.service"
 
 
 def module(file: str, name: str) -> list[dict[str, Any]]:
-    """The tasks of this file that use this module."""
+    """Return the tasks of this file that use this module."""
     tasks = yamlfile.load(paths.ROLES / "monitoring" / "tasks" / file)
     return [task for task in tasks if f"ansible.builtin.{name}" in task]
 
 
 @pytest.mark.parametrize("written", [[], ["/prometheus/dropin"], ["/etc/prometheus/gpuprov/nodes.yml"]])
 def test_no_change_ends_the_node_exporter(written: list[str]) -> None:
-    """SIGHUP, which its unit in Debian sends for a reload, ends it."""
+    """The unit's reload in Debian sends SIGHUP, which terminates the node exporter."""
     jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701 - no HTML
     jinja.tests["changed"] = lambda result: bool(result["paths"])
     known = {
@@ -46,7 +46,7 @@ def test_no_change_ends_the_node_exporter(written: list[str]) -> None:
 
 
 def test_grafana_may_be_installed_later() -> None:
-    """systemctl fails for the name of a unit that is not there, and not for a pattern without a match."""
+    """systemctl fails for the name of a missing unit, but not for a pattern without a match."""
     (task,) = module("grafana.yml", "command")
     *words, unit = task["ansible.builtin.command"]["argv"]
     assert words == ["systemctl", "try-restart"]

@@ -1,4 +1,4 @@
-"""NCCL's promises, and the lint of its settings: the role's own tasks, run by Ansible on this machine."""
+"""NCCL's expectations, and the lint of its settings: the role's own tasks, run by Ansible locally."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The script that starts a health run when the kernel logs an error of a GPU: run as it is, with a dmesg and
-a systemctl of the test."""
+"""The script that starts a health run when the kernel logs a GPU error, run unchanged with stand-ins
+for dmesg and systemctl."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ HARMLESS = [
 
 
 class Machine:
-    """What the script sees: a kernel log that grows, and a systemctl that notes what it is told."""
+    """The script's surroundings: a growing kernel log, and a systemctl that records its arguments."""
 
     def __init__(self, folder: Path, pause: int) -> None:
         self.folder = folder
@@ -159,7 +159,7 @@ def test_nothing_else_does(machine: Machine) -> None:
 
 
 def test_no_name_of_a_users_program_does(machine: Machine) -> None:
-    """Crashes on a real kernel, and every error as the name of a program that crashes."""
+    """Crashes from a real kernel, and every error as the name of a crashing program."""
     crashes = json.loads((FIXTURES / "kernel_log/forged-names.json").read_text(encoding="utf-8"))["lines"]
     machine.write(*crashes)
     for line in [LOST, *OTHERS, *AMDS]:
@@ -181,7 +181,7 @@ def test_a_flood_starts_a_run_now_and_then_and_none_after_its_end(machine: Machi
         time.sleep(0.05)
     assert machine.runs >= 2, "one at once, then every other second"
     last, ended = -1, 0.0
-    while machine.runs != last:  # a slow machine reads the rest for a while
+    while machine.runs != last:  # a slow machine needs longer to read the rest
         last, ended = machine.runs, time.monotonic()
         assert ended - began < 30
         time.sleep(2.5)
@@ -198,7 +198,7 @@ def test_what_comes_during_a_run_is_looked_at_after_it(machine: Machine) -> None
 
 
 def test_a_log_that_ends_is_an_error(tmp_path: Path) -> None:
-    """systemd starts it again."""
+    """systemd restarts it."""
     machine = Machine(tmp_path, pause=2)
     machine._program("dmesg", "exit 1")
     with machine.start() as process:

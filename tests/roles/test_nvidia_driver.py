@@ -1,4 +1,4 @@
-"""The driver's packages, pins and choices on each distribution, as the controller renders them."""
+"""The driver's packages, pins and variants on each distribution, as the controller renders them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machine needs fabric manager, nvlsm or IMEX, and what is promised of it."""
+"""Machines that need fabric manager, nvlsm or IMEX, and the expectations for them."""
 
 from __future__ import annotations
 

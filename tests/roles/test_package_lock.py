@@ -1,4 +1,4 @@
-"""The pins of the role package_lock, as the module that chooses versions reads them, and as apt does."""
+"""Pins of the role package_lock, as parsed by the version-selecting module and by apt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def offered() -> ModuleType:
 
 
 def pins(system: str = "debian 13") -> tuple[str, str]:
-    """Where the role writes its pins on such a machine, and what."""
+    """Return the path and content of the role's pins on such a machine."""
     described: dict[str, Any] = machine(system, sku="h100-sxm")
     group = Group(*lockfile.place_of(described)[:2], ("h100-sxm",), "a", PACKAGES)
     given = {lockfile.VARIABLE: Lock("", {}, (group,)).variable, "gpuprov_roles": [lockfile.ROLE]}
@@ -60,7 +60,7 @@ def test_without_a_lock_the_newest_comes_first(offered: ModuleType, tmp_path: Pa
 
 @pytest.mark.skipif(shutil.which("apt-cache") is None, reason="apt is not installed")
 def test_apt_understands_the_pins(tmp_path: Path) -> None:
-    """apt-cache policy gives each version its priority."""
+    """apt-cache policy prints the priority of each version."""
     file = tmp_path / "pins"
     file.write_text(pins()[1])
     (tmp_path / "none").mkdir()

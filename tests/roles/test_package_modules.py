@@ -1,4 +1,4 @@
-"""Our module for packages on Debian and Ubuntu, against stand-ins for apt and dpkg on PATH."""
+"""Our package module for Debian and Ubuntu, with stand-ins for apt and dpkg on PATH."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ nvidia-driver-cuda | 580.126.09-1 | http://10.0.0.2/mirror  Packages
   libnccl2 | 2.18.5-1-2 | http://deb.example/debian trixie/non-free amd64 Packages
   libnccl2 | 2.18.5-1-2 | http://deb.example/debian trixie/non-free Sources
 """
-# As apt 2.6 prints it; AMD's archive has components like a distribution's.
+# As printed by apt 2.6; AMD's archive has components like a distribution's.
 POLICY = """\
 Package files:
  100 /var/lib/dpkg/status
@@ -73,7 +73,7 @@ WHOLE = "nvidia-driver-cuda installed 580.126.09-1\nlibnccl2 installed 2.29.7-1+
     [
         {"nvidia-driver-cuda": "580.126.09", "libnccl2": ""},
         ["libnccl2", {"nvidia-driver-cuda": "580.126.09"}],
-        ["nvidia-driver-cuda", {}, {"nvidia-driver-cuda": "580.126.09"}, "libnccl2"],  # the last one counts
+        ["nvidia-driver-cuda", {}, {"nvidia-driver-cuda": "580.126.09"}, "libnccl2"],  # the last entry counts
     ],
 )
 def test_what_is_installed_as_wanted_is_not_looked_up(node: Node, wanted: Any) -> None:
@@ -224,7 +224,7 @@ def test_versions_count_only_from_the_repositories_asked_for(node: Node) -> None
     ]
 
 
-# What the module asks of dpkg-query for one package, and of all.
+# The module's dpkg-query formats for one package and for all.
 ONE = "${Package} ${db:Status-Status} ${Version}"
 APT = (
     "apt-get -q -y -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "
@@ -234,7 +234,7 @@ INSTALL = f"{APT} --allow-downgrades --no-install-recommends install"
 
 
 def stand(node: Node, one: str, all_of_them: str = STATUS) -> None:
-    """dpkg-query answers to both of its forms."""
+    """Make dpkg-query answer both of its forms."""
     (node.folder / "one").write_text(one)
     (node.folder / "all").write_text(all_of_them)
     script = f"case \"$*\" in *'{ONE}'*) cat {node.folder}/one ;; *) cat {node.folder}/all ;; esac"
@@ -247,7 +247,7 @@ DRIVER = {"nvidia-driver-cuda": "595.71.05"}
 def test_what_differs_moves_in_one_transaction_and_keeps_its_mark(node: Node) -> None:
     lost = STATUS.replace("nvidia-driver-cuda amd64 hold", "nvidia-driver-cuda amd64 install")
     stand(node, "nvidia-driver-cuda installed 580.126.09-1\n")
-    node.program("apt-get", f"echo '{lost}' > {node.folder}/all")  # apt forgets it
+    node.program("apt-get", f"echo '{lost}' > {node.folder}/all")  # apt loses the package
     answer = node.install(packages=DRIVER | {"libnccl2": "2.29.7-1+cuda12.9"})
     assert answer["moved"] is True
     assert answer["marked"] == ["nvidia-driver-cuda"]
@@ -266,7 +266,7 @@ def test_packages_of_the_replaced_version_are_let_go_before(node: Node) -> None:
     assert marks == ["apt-mark unhold libcuda1", f"{INSTALL} nvidia-driver-cuda=595.71.05-1"]
 
 
-# apt 2.6: tests/printers/test_apt.py has the real one.
+# Output of apt 2.6; tests/printers/test_apt.py runs the real one.
 UNMET = """\
 The following packages have unmet dependencies:
  sitewatch : Depends: libnvidia-ml1 (= 580.126.09-1) but 595.71.05-1 is to be installed
@@ -310,7 +310,7 @@ def test_check_mode_without_the_repository_is_a_change_and_no_refusal(node: Node
 
 
 def test_check_mode_takes_the_distributions_version_for_no_proof(node: Node) -> None:
-    """Debian's contrib and non-free offer NCCL, too; NVIDIA's repository may be a task away."""
+    """Debian's contrib and non-free have NCCL too, and a later task may still add NVIDIA's repository."""
     stand(node, "")
     madison = [line for line in MADISON.splitlines(keepends=True) if "debian" in line]
     (node.folder / "madison").write_text("".join(madison))
@@ -415,7 +415,7 @@ def test_a_lock_of_apt_that_is_never_let_go_is_named(node: Node) -> None:
     assert "another program has held its lock for 0 s: E: Could not get lock" in answer["msg"]
 
 
-# Of apt-get --simulate --auto-remove purge, and of autoremove alone (apt 3.0 of Debian 13).
+# Output of apt-get --simulate --auto-remove purge, and of autoremove only (apt 3.0 of Debian 13).
 ALONG = """\
 Reading package lists...
 Purg nvidia-container-toolkit [1.19.1-1]

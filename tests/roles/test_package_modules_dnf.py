@@ -1,5 +1,5 @@
-"""Our module for packages on the RHEL family, against stand-ins on PATH that say what dnf 4 and
-rpm 4.20 printed on a node with NVIDIA's module streams."""
+"""Our package module for the RHEL family, with stand-ins on PATH that print recorded output of dnf 4
+and rpm 4.20 from a node with NVIDIA's module streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.modules import Host
 
-# dnf --quiet --disableplugin=versionlock repoquery --available --qf …, the stream 580-open enabled.
+# dnf --quiet --disableplugin=versionlock repoquery --available --qf …, with the stream 580-open enabled.
 REPOQUERY = """\
 kmod-nvidia-open-dkms|3|580.126.09|1.el9|x86_64|nvidia-cuda
 
@@ -39,7 +39,7 @@ nvlsm|(none)|2025.10.14|1|x86_64
 nvidia-driver-cuda|3|580.126.09|1.el9|x86_64
 nvidia-kmod-common|3|580.126.09|1.el9|noarch
 """
-# What `dnf versionlock add --raw` left.
+# File written by `dnf versionlock add --raw`.
 LOCKS = """\
 
 # Added lock on Sat Nov 21 03:43:52 2026
@@ -48,7 +48,7 @@ nvidia-driver-cuda-3:580.126.09-1.el9.*
 RHEL = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n'
 ADD = "dnf --quiet --setopt=exit_on_lock=True --assumeyes --disablerepo=* versionlock add --raw"
 DELETE = "dnf --quiet --setopt=exit_on_lock=True --assumeyes --disablerepo=* versionlock delete"
-# The module opens these; on this machine they are another system's, or not there.
+# Files opened by the module; on this machine they are missing or belong to another system.
 REDIRECTED = (
     "/etc/dnf/dnf.conf",
     "/etc/os-release",
@@ -290,7 +290,7 @@ SPECS = (
 
 
 def answers(node: Node, *, after: str = INSTALLED, status: int = 0, said: str = "") -> None:
-    """dnf lists what it offers, and otherwise does something else."""
+    """Make dnf list the offered packages, and run a scripted action for any other command."""
     (node.folder / "offered").write_text(REPOQUERY)
     (node.folder / "after").write_text(after)
     (node.folder / "said").write_text(said)
@@ -385,13 +385,13 @@ def test_a_removal_forgets_the_locks_of_what_it_took(node: Node) -> None:
     assert (answer["gone"], answer["removed"]) == (["nvidia-driver-cuda"], ["nvlsm-2025.10.14-1.x86_64"])
     own, nvlsm = "nvidia-driver-cuda-3:580.126.09-1.el9.*", "nvlsm-0:2025.10.14-1.*"
     remove = "dnf --quiet --setopt=exit_on_lock=True --assumeyes remove nvidia-driver-cuda"
-    # The second time it is in the list still: this dnf writes none.
+    # The second delete still includes `own`, because this stand-in for dnf never updates the list.
     assert node.ran("dnf")[1:] == [f"{DELETE} {own}", remove, f"{DELETE} {own} {nvlsm}"]
 
 
 def test_a_removal_forgets_no_lock_of_others(node: Node) -> None:
     erasing(node)
-    others = "!nvlsm-0:2025.6-1.*\nnvlsm-13-0-0:13.0.1-1.*\n"  # avoided; of another package
+    others = "!nvlsm-0:2025.6-1.*\nnvlsm-13-0-0:13.0.1-1.*\n"  # an exclusion; a lock of another package
     node.file("/etc/dnf/plugins/versionlock.list", others)
     assert node.run(packages=["nvidia-driver-.*"], state="gone", autoremove=True)["removed"]
     assert not [line for line in node.ran("dnf") if line.startswith(DELETE)]

@@ -1,4 +1,4 @@
-"""The lab's packages can serve every shipped stack, and another version to come from or go to."""
+"""The lab's packages cover every shipped stack, and another version to upgrade from or to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def offered() -> dict[str, set[str]]:
     return found
 
 
-# Debian's own; cuda-keyring is promised to be absent.
+# Debian's own packages; cuda-keyring is expected to be absent.
 FROM_DEBIAN = {
     *("libibumad3", "infiniband-diags", "rdma-core", "ibverbs-utils", "perftest", "chrony", "cuda-keyring")
 }

@@ -1,4 +1,4 @@
-"""Our module that installs a repository key: the right one, or a refusal that names both fingerprints."""
+"""Our module that installs a repository key: the right key, or a refusal with both fingerprints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pgp: Any = modules.load("gpuprov_pgp_key")
 
 
 class Gpg:
-    """A real gpg with a home of its own: the other opinion."""
+    """A real gpg with its own home, for comparison."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -43,7 +43,7 @@ class Gpg:
         return fingerprint
 
     def fingerprints(self, key: bytes) -> list[str]:
-        """What gpg says the primary keys' fingerprints are."""
+        """Return the fingerprints of the primary keys according to gpg."""
         found, primary = [], False
         for line in self("--show-keys", "--with-colons", data=key).decode().splitlines():
             fields = line.split(":")
@@ -58,7 +58,7 @@ class Gpg:
 def gpg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpg]:
     if shutil.which("gpg") is None:
         pytest.skip("gpg is not installed: nothing to compare with")
-    # A short path: gpg-agent's socket lies in it.
+    # A short path, because gpg-agent creates its socket there.
     home = Path(os.path.realpath(tmp_path_factory.mktemp("g")))
     program = Gpg(home)
     program.generate("one", "rsa2048", "rsa2048")
@@ -158,7 +158,7 @@ def test_a_wrong_checksum_is_noticed_and_a_missing_one_is_fine() -> None:
 
 
 class Installed(modules.Host):
-    """A node, its keyring, and the key that a server offers it."""
+    """A node with its keyring and the key offered by a server."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -186,7 +186,7 @@ def test_the_right_key_is_installed_in_binary_once(node: Installed) -> None:
     assert first["changed"] is True, first
     assert node.path.read_bytes() == packet(6, KEY)
     assert node.path.stat().st_mode & 0o777 == 0o644
-    node.source.unlink()  # a second run must not even look
+    node.source.unlink()  # a second run must not even download it
     assert node.run()["changed"] is False
 
 

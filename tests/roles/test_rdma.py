@@ -1,4 +1,4 @@
-"""What the role rdma promises of stack, limits and ports, and what its program sets on RoCE ports."""
+"""Expectations of the role rdma for stack, limits and ports, and the RoCE settings of its program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the role receptor promises of each node of a mesh of two hops: settings, certificate, keys, unit."""
+"""Expectations of the role receptor for each node of a two-hop mesh: settings, keys, unit."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ WORK_PUBLIC, WORK_PRIVATE = "/etc/receptor/work-public-key.pem", "/etc/receptor/
 
 
 def of(name: str, system: str = "debian 13", **more: Any) -> dict[str, Any]:
-    """fact → expected value on this node of the mesh."""
+    """Return fact → expected value on this node of the mesh."""
     declared = {"receptor_nodes": NODES, "receptor_authority": AUTHORITY, "inventory_hostname": name} | more
     found = promised(machine(system), gpuprov_roles=["receptor"], receptor_enabled=True, **declared)
     return {fact: each.value for fact, each in found.items()}
 
 
 def settings(name: str, **more: Any) -> dict[str, list[Any]]:
-    """Its configuration as Receptor reads it: each action with what it was given, in order."""
+    """Return the configuration as Receptor parses it: action → its parameters, in order."""
     found: dict[str, list[Any]] = {}
     for entry in yaml.safe_load(of(name, **more)[CONFIG]):
         ((action, parameters),) = entry.items()
@@ -62,7 +62,7 @@ def test_who_connects_where_and_who_listens_for_whom() -> None:
 
 
 def test_a_mesh_of_one_has_a_receptor_that_does_not_end() -> None:
-    """Without a connection Receptor ends at once; systemd would restart it for ever."""
+    """Without any connection Receptor exits at once, and systemd would restart it forever."""
     alone = settings("ctl", receptor_nodes=[{**NODES[0], "peers": []}])
     assert alone["local-only"] == [{}]
     assert not {"tcp-listener", "tcp-peer"} & alone.keys()
@@ -159,7 +159,7 @@ def test_the_service_runs_as_an_ordinary_user_within_limits() -> None:
 
 
 def test_root_makes_nothing_in_a_folder_of_the_units_user() -> None:
-    """In place of the folder of work its user could put a link, and root gave away what it leads to."""
+    """The unit's user could link the data folder elsewhere, and root would change the target's owner."""
     for group in ("receptor", "operators"):
         dropin = of("near", receptor_socket_group=group)[DROPIN]
         (line,) = [one for one in dropin.splitlines() if one.startswith("ExecStartPre=/")]

@@ -1,4 +1,4 @@
-"""The authority of a mesh: what it signs, keeps and refuses, and what a node reads in the certificate."""
+"""A mesh's certificate authority: signing, storing, refusing, and a node's view of the certificate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.node.machine import Machine
 from tests.support import modules
 
 authority: Any = modules.load("gpuprov_receptor_authority")
-authority.BITS = 2048  # longer ones take seconds
+authority.BITS = 2048  # longer keys take seconds
 PRIVATE = ("ca.key", "work-private-key.pem")
 OPTIONS = {
     "address": "",
@@ -48,7 +48,7 @@ def key() -> rsa.RSAPrivateKey:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority in a folder; keys take their time."""
+    """Create an authority in a folder, once, because generating keys is slow."""
     folder = tmp_path_factory.mktemp("state") / "receptor"
     ask(folder, "worker-a")
     return folder
@@ -137,7 +137,7 @@ def asn1(file: Path, *more: str) -> list[str]:
 
 
 def test_names_in_a_request_count_for_nothing(made: Path, key: rsa.RSAPrivateKey) -> None:
-    """A node that lies gets a certificate of its own name all the same."""
+    """A lying node still gets a certificate for its own name only."""
     lie = request_of(key, (x509.DNSName("controller"), x509.IPAddress(ipaddress.ip_address("192.0.2.1"))))
     found = certificate_of(ask(made, "worker-a", request=lie))
     (name,) = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -176,7 +176,7 @@ def test_a_good_certificate_is_kept_and_why_another_is_not(
 
 
 def test_no_certificate_outlives_the_authority(key: rsa.RSAPrivateKey, tmp_path: Path) -> None:
-    """And one that cannot be made longer is not replaced with each run."""
+    """A certificate that cannot be extended is not replaced in each run either."""
     short = tmp_path / "short"
     found = ask(short, "worker-a", authority_days=30, request=request_of(key))
     root = x509.load_pem_x509_certificate(found["authority"].encode())
@@ -273,7 +273,7 @@ def test_what_is_no_certificate_is_a_problem_and_not_an_absent_one(machine: Mach
 
 
 def test_two_that_begin_at_once_make_one(tmp_path: Path) -> None:
-    """Nodes are signed for in several processes."""
+    """Several processes sign for nodes at the same time."""
     program = (
         "import json, sys\nfrom tests.support import modules\n"
         "authority = modules.load('gpuprov_receptor_authority')\n"

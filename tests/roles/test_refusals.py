@@ -1,4 +1,4 @@
-"""Each rule of each role's preflight is reached, and all that is wrong is said at once."""
+"""Each rule of each role's preflight is reachable, and all violations are reported at once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_of_a_system_that_the_role_does_not_know_nothing_else_is_said(role: str)
 def test_every_role_has_its_cases() -> None:
     assert set(TABLE) == set(all_roles()) - {
         "package_lock"
-    }  # compares with the lock file, and asks for packages
+    }  # compares with the lock file and queries packages
 
 
 @pytest.mark.parametrize("role", TABLE)

@@ -1,4 +1,4 @@
-"""Where each operating system and architecture gets NVIDIA's packages from, and whose key is trusted."""
+"""Source of NVIDIA's packages for each operating system and architecture, and the trusted key."""
 
 from __future__ import annotations
 

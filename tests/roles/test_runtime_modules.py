@@ -13,7 +13,7 @@ from tests.support.modules import Host
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A node with `tmp_path` in place of what our modules read under /run."""
+    """Return a node with `tmp_path` in place of the folders that our modules read under /run."""
     found = Host(tmp_path)
     found.environment["GPUPROV_RESTART_NOTES"] = str(tmp_path / "notes")
     found.environment["GPUPROV_SYSTEMD_UNITS"] = str(tmp_path / "units")
@@ -114,7 +114,7 @@ def test_what_the_daemon_refuses_is_left_in_its_words(host: Host, tmp_path: Path
 
 
 class Service:
-    """docker.service, as far as the module looks: which run of it runs, and what systemctl was told."""
+    """A simulated docker.service: its current invocation, and the arguments of systemctl."""
 
     def __init__(self, host: Host) -> None:
         self.host, self.folder = host, host.folder

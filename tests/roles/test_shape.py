@@ -1,4 +1,4 @@
-"""Every role has one shape, and what it says of itself agrees."""
+"""Every role has the same shape, and its files agree with each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.desired import expectations
 from provision.desired.role import all_roles, steps_without_packages
 from tests.support import modules
 
-# node_facts is what the others depend on: it installs nothing, and promises nothing.
+# All other roles depend on node_facts, which installs nothing and sets no expectation.
 ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir() and path.name != "node_facts")
 OUR_MODULES = {file.stem for file in paths.MODULES.glob("gpuprov_*.py")}
 ORDER = [
@@ -44,7 +44,7 @@ ORDER = [
     "receptor",
     "package_lock",
 ]
-# They do nothing until they are declared: an upgrade of gpuprov brings no new service and no open port.
+# Off until enabled, so that an upgrade of gpuprov adds no service and opens no port.
 OFF_BY_DEFAULT = {"gpu_metrics", "node_health", "slurm_health", "monitoring", "receptor"}
 
 
@@ -53,7 +53,7 @@ def load(path: Path) -> Any:
 
 
 def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """These tasks, and those in their blocks."""
+    """Return these tasks including those nested in blocks."""
     found = []
     for task in tasks:
         found.append(task)
@@ -63,7 +63,7 @@ def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tasks_of(role: str) -> list[tuple[str, dict[str, Any]]]:
-    """Every task and handler of a role, those in blocks too, with the file it is in; and those it shares."""
+    """Return every task and handler of a role, nested and shared ones too, with its file name."""
     files = [*(paths.ROLES / role / "tasks").glob("*.yml"), *(paths.ROLES / role / "handlers").glob("*.yml")]
     own = [(file.name, task) for file in files for task in flat(load(file) or [])]
     shared = {file.resolve() for _, task in own for file in included(task, role)} - {
@@ -88,7 +88,7 @@ def action(task: dict[str, Any]) -> str | None:
 
 
 def included(task: dict[str, Any], role: str) -> list[Path]:
-    """The task files that this task may include: of a name that is computed, those it names, or all."""
+    """Return the task files a task may include: for a computed name, those it mentions, or all."""
     named = task.get("ansible.builtin.import_tasks") or task.get("ansible.builtin.include_tasks") or ""
     named = named["file"] if isinstance(named, dict) else named
     folder = paths.ROLES / role / "tasks"
@@ -99,7 +99,7 @@ def included(task: dict[str, Any], role: str) -> list[Path]:
 
 
 def actions_of_step(role: str, step: str) -> set[str | None]:
-    """The modules of the tasks with this tag, and of all that they include."""
+    """Return the modules of the tasks with this tag, including their included tasks."""
     found, seen = set[str | None](), set[Path]()
     waiting = [task for task in load(paths.ROLES / role / "tasks/main.yml") if step in task.get("tags", [])]
     while waiting:
@@ -114,7 +114,7 @@ def actions_of_step(role: str, step: str) -> set[str | None]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nothing_depends_on_which_roles_run_together(role: str) -> None:
-    """`up` gives each node the roles that it needs this time; its promises are those of all."""
+    """`up` runs only the roles a node needs now, but the node's expectations come from all its roles."""
     folder = paths.ROLES / role
     files = [*folder.glob("defaults/*.yml"), *folder.glob("vars/*.yml"), *folder.glob("templates/*")]
     for file in [*files, folder / "expect.yml"]:
@@ -143,7 +143,7 @@ def test_the_order_of_roles_is_the_playbooks() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_byte_in_a_template_is_made_by_yaml(role: str) -> None:
-    """Ansible leaves the four characters of \\x01 alone within a template: nothing is equal to them."""
+    """Inside a template, Ansible keeps \\x01 as four characters, which equal nothing."""
     for file in (paths.ROLES / role).rglob("*.yml"):
         assert r"== '\\x" not in json.dumps(load(file)), file
 
@@ -159,7 +159,7 @@ def test_a_role_has_all_its_parts(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_depends_on_the_description_of_the_node(role: str) -> None:
-    wanted = {"role": "node_facts", "tags": ["always", "node_facts"]}  # also where a play chooses tags
+    wanted = {"role": "node_facts", "tags": ["always", "node_facts"]}  # also if a play selects tags
     assert load(paths.ROLES / role / "meta/main.yml")["dependencies"] == [wanted]
 
 
@@ -182,7 +182,7 @@ def test_defaults_and_argument_spec_are_one_interface(role: str) -> None:
             assert "default" not in option, f"{name} is computed; the spec cannot state its default"
         else:
             assert option["default"] == value, name
-            # Ansible compares a default, null too, with the choices, and refuses the role.
+            # Ansible compares a default, even null, with the choices and rejects the role otherwise.
             each = value if isinstance(value, list) else [value]
             assert all(one in option.get("choices", each) for one in each), name
     assert defaults[f"{role}_enabled"] is (role not in OFF_BY_DEFAULT)
@@ -202,7 +202,7 @@ def test_defaults_need_nothing_that_a_task_has_to_load(role: str) -> None:
 def test_the_readme_explains_every_variable(role: str) -> None:
     text = (paths.ROLES / role / "README.md").read_text()
     for name in load(paths.ROLES / role / "defaults/main.yml"):
-        # Rows may share a stem: `x_url`, `_sha256`.
+        # Table rows may share a stem: `x_url`, `_sha256`.
         words = name.split("_")
         tails = {"_" + "_".join(words[cut:]) for cut in range(1, len(words))}
         named = name in text or any(f"`{tail}`" in text for tail in tails)

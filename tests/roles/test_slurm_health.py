@@ -1,4 +1,4 @@
-"""The scripts that the role slurm_health gives to Slurm, run as Slurm runs them; what the role promises."""
+"""Scripts of the role slurm_health, run as Slurm runs them, and the role's expectations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NODE_LINE = "file./etc/slurm/gpuprov-node.txt.content"
 
 
 def of_amd(sku: str | None, **declared: Any) -> dict[str, Expectation]:
-    """What is promised of a node with eight AMD devices on the PCI bus."""
+    """Return the expectations for a node with eight AMD devices on the PCI bus."""
     node = machine("ubuntu 24.04", vendor="amd", sku=sku, architecture=None, fabric="none")
     return promised(node, slurm_health_enabled=True, gpuprov_stack="amdgpu30.30-rocm7.2", **declared)
 
 
 def script(tmp_path: Path, word: str, python: str, **declared: Any) -> Path:
-    """The role's script, with another Python in the place of the node's."""
+    """Return the role's script, with another Python in place of the node's."""
     facts = promised(
         slurm_health_enabled=True, slurm_health_python=python, slurm_health_path="/usr/bin:/bin", **declared
     )
@@ -36,7 +36,7 @@ def script(tmp_path: Path, word: str, python: str, **declared: Any) -> Path:
 
 @pytest.mark.parametrize("word", WORDS)
 def test_only_a_verdict_fails_a_script_of_slurm(tmp_path: Path, word: str) -> None:
-    """A Prolog that fails drains its node: one that cannot run must not drain the fleet."""
+    """A failed Prolog drains its node, so one that cannot run must not drain the fleet."""
     for status in (0, 1, 2, 3, 5, 70, 126, 127, 139):
         python = tmp_path / "python"
         python.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\nexit {status}\n')
@@ -83,7 +83,7 @@ RUNNING = {
 
 
 def test_slurms_own_configuration_is_held_only_where_it_has_the_lines() -> None:
-    """The programs have to be on all nodes before slurm.conf names them."""
+    """The programs must be on all nodes before slurm.conf names them."""
     without = promised_by("slurm_health", enabled=True)
     assert not {fact for fact in without if fact.startswith("slurm.")}
     found = promised_by("slurm_health", enabled=True, include=True, interval=120)
@@ -108,7 +108,7 @@ def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
     ],
 )
 def test_slurm_hands_out_the_declared_mig_devices(mig: dict[str, Any], devices: int) -> None:
-    """As many GPUs in Gres as gpu_settings makes MIG devices: another number is drift."""
+    """Gres has as many GPUs as gpu_settings creates MIG devices; any other number is drift."""
     found = promised(gpu_settings_mig=mig, slurm_health_enabled=True, slurm_health_include=True)
     assert found["slurm.gpus"].value == devices
     assert f" Gres=gpu:{devices}\n" in found[NODE_LINE].value
@@ -118,7 +118,7 @@ def test_slurm_hands_out_the_declared_mig_devices(mig: dict[str, Any], devices: 
     ("sku", "partition", "devices"),
     [
         ("mi300x", "", 8),
-        ("mi250x", "", 8),  # four modules of two dies, which the PCI bus has each
+        ("mi250x", "", 8),  # four modules of two dies; each die is a PCI device
         ("mi300x", "SPX", 8),
         ("mi300x", "dpx", 16),
         ("mi300x", "CPX", 64),

@@ -1,5 +1,5 @@
-"""The exposure of each systemd unit that gpuprov writes, as systemd-analyze counts it (the table of
-SECURITY.md), and that systemd knows every line. tests/lab/test_sandboxes.py tries the sandboxes on lab nodes.
+"""Exposure of each systemd unit written by gpuprov, as counted by systemd-analyze, and valid syntax.
+SECURITY.md has the table. tests/lab/test_sandboxes.py tries the sandboxes on lab nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = (ROOT / "SECURITY.md").read_text()
 ROW = re.compile(r"^\| `([a-z.-]+)` \| ([0-9.]+) \| ([0-9.]+) \|", re.MULTILINE)
 LIMIT = 5.0
-# What would keep the health of a node from being looked at, or hide what it looks at.
+# Settings that would keep a health check from running or hide the inspected state.
 BLINDING = {
     *("PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "ProtectProc", "ProcSubset"),
     *(
@@ -40,7 +40,7 @@ EVERYWHERE = {
     *("NoNewPrivileges", "RestrictSUIDSGID", "RestrictRealtime", "LockPersonality"),
     *("RestrictAddressFamilies", "CapabilityBoundingSet"),
 }
-# Units that read GPUs, or set them, or read the machine.
+# Units that read or configure GPUs, or read the machine.
 READERS = [
     *("node_health/gpuprov-node-health.service", "node_health/gpuprov-node-health-kernel.service"),
     *("gpu_settings/gpu-settings.service", "amd_gpu_settings/amd-gpu-settings.service"),
@@ -52,7 +52,7 @@ READERS = [
     *("gpu_metrics/node-exporter.conf", "gpu_metrics/dcgm-exporter.conf"),
     *("gpu_metrics/amd-metrics-exporter.conf", "gpu_metrics/gpuagent.conf"),
 ]
-# What a drop-in's package sets that counts most: its user.
+# The packaged unit's most important setting: its user.
 PACKAGED = {
     "prometheus.service": "[Service]\nUser=prometheus\n",
     "alertmanager.service": "[Service]\nUser=prometheus\n",
@@ -80,7 +80,7 @@ needs_analyze = pytest.mark.skipif(
 
 
 def rendered(name: str, **variables: Any) -> str:
-    """The text of ROLE/UNIT as it is on a node."""
+    """Return the text of ROLE/UNIT as on a node."""
     role, template = name.split("/")
     of = all_roles()[role]
     declared: dict[str, Any] = {"receptor_authority": {}, "inventory_hostname": "gpu-01", **variables}
@@ -91,7 +91,7 @@ def rendered(name: str, **variables: Any) -> str:
 
 
 def texts() -> dict[str, str]:
-    """Unit → what systemd reads of it."""
+    """Return unit → text that systemd reads."""
     roles = {name: PACKAGED.get(name, "") + rendered(source) for name, source in UNITS.items()}
     return {**roles, unit.PLACE.name: unit.text(Fleet(Path("/srv/nodes.yml"), {}, {}), [], "ops")}
 
