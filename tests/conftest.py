@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the main job first, since its worker makes the node image for other lab tests.
-    Meanwhile, run lab tests without an image and benchmarks; the rest follows: no long file is last."""
+    """Sort tests so that no long file runs last: first the main job, whose worker builds the node image for
+    other lab tests; meanwhile lab tests without an image and benchmarks; then all others."""
     with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
 
     @functools.cache
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"the seed of this run: {VARIABLE}={SEED}" if DRAWN else f"fixed seed {SEED}")
     config = terminalreporter.config
-    if not Selected.long and config.args_source is not config.ArgsSource.ARGS:  # CI: all but the long set
+    if not Selected.long and config.args_source is not config.ArgsSource.ARGS:  # CI runs all but the long set
         reports = (report for group in terminalreporter.stats.values() for report in group)
         terminalreporter.write_line(seconds_of_ci(reports))
 

@@ -1,4 +1,4 @@
-"""The house rules a reader of the code relies on: who owns which library, imports whom, and runs where."""
+"""Architecture rules that readers rely on: library owners, allowed imports, and code for nodes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from provision import cli
 
 ROOT = Path(cli.__file__).resolve().parent
 LAB = ROOT.parent / "lab" / "gpuprov_lab"  # another distribution; its files are called lab/… here
-NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, as old as Python 3.6
+NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, compatible with Python 3.6
 
-# Each library is known by as few files as can be; what it changes, they change.
+# Each library is imported by as few files as possible, so that its changes affect only them.
 OWNERS = {
     "ansible_runner": {"remote/ansible/runner.py"},
     "cryptography": {"desired/receptor.py", "remote/workers/sealed.py", "validate/plays/launch.py"},
@@ -36,8 +36,8 @@ OWNERS = {
     "shtab": {"cli.py"},
     "testinfra": {"drift/testinfra/fleet.py"},
     "urllib3": {"remote/schedulers/kubernetes/cluster.py"},
-    # yamlfile reads what users write, documents their inventories event by event; the others read shipped
-    # data, or write the lab's inventory.
+    # yamlfile parses users' files and documents inventories event by event; the others read shipped data or
+    # write the lab's inventory.
     "yaml": {
         "yamlfile.py",
         "desired/inventory/plain/documents.py",
@@ -47,21 +47,21 @@ OWNERS = {
     },
 }
 
-# What the lab has of gpuprov, and why. It is another distribution: whatever else it needs, it has itself.
+# The lab's imports from gpuprov, with reasons. It is another distribution and has its own of anything else.
 OF_THE_LAB = {
     "provision.errors": "a problem is told, and ends the command, as in every verb",
     "provision.paths": "the command that is proposed to who is not root (own_command)",
     "provision.terminal": "progress and foreign text are shown as by every verb",
 }
 
-# The packages and their order, from the top down, as docs/architecture.md states them.
+# Packages in their order from the top down, as listed in docs/architecture.md.
 DOCUMENT = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 ORDER = {name: int(order) for order, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", DOCUMENT, re.M)}
 WIDEST = 40  # modules in one folder
-PACKAGES = 12  # at the top
+PACKAGES = 12  # at the top level
 
-LINES = 400  # of a module
-# Longer ones, with the reason.
+LINES = 400  # per module
+# Longer modules, with the reason.
 LONG = {
     "node/modules/gpuprov_run.py": "an Ansible module is one file, and this one has to outlive what it runs",
     "node/modules/gpuprov_packages.py": "an Ansible module is one file, for two package managers",
@@ -70,7 +70,7 @@ LONG = {
 
 
 def sources(*below: str) -> list[Path]:
-    """The package's files (of these folders), by path."""
+    """Return the package's files, optionally only of these folders, sorted by path."""
     files = (path for root in (ROOT, LAB) for path in root.rglob("*.py") if "_packed" not in path.parts)
     return sorted(path for path in files if not below or relative(path).startswith(below))
 
@@ -94,7 +94,7 @@ def text(path: Path) -> str:
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """Parsed once; what runs on nodes as Python 3.6 would parse it."""
+    """Parse a file once; code for nodes is parsed with the grammar of Python 3.6."""
     ours = path.is_relative_to(ROOT) or of_the_lab(path)
     old = ours and relative(path).startswith(NODE_CODE)
     return ast.parse(text(path), feature_version=(3, 6) if old else None)
@@ -108,11 +108,11 @@ def is_module(name: str) -> bool:
 
 @cache
 def imports(path: Path, types: bool = False) -> tuple[str, ...]:
-    """Every module a file imports, inside functions too; `types` adds what only type checkers see."""
+    """Return every module a file imports, also inside functions; `types` adds imports for type checkers."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):  # no import is in one
+            if isinstance(child, ast.expr):  # expressions contain no import
                 continue
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test) and not types:
                 continue
@@ -128,25 +128,25 @@ def imports(path: Path, types: bool = False) -> tuple[str, ...]:
 
 
 def dotted(path: Path) -> str:
-    """`report.html` for report/html.py, `report` for its __init__."""
+    """Return `report.html` for report/html.py, and `report` for its __init__."""
     return relative(path).removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".")
 
 
 def short(module: str) -> str:
-    """A module of ours as `dotted` calls its file; empty for others."""
+    """Return the `dotted` name of one of our modules; empty for any other."""
     root, _, rest = module.partition(".")
     return {"provision": rest, LAB.name: f"lab.{rest}".rstrip(".")}.get(root, "")
 
 
 def long(name: str) -> str:
-    """`short` the other way round."""
+    """Return the full name of a module; the inverse of `short`."""
     first, dot, rest = name.partition(".")
     return f"{LAB.name}{dot}{rest}" if first == "lab" else f"provision.{name}"
 
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Our modules on the controller, and which of ours each imports, type annotations included."""
+    """Return our modules on the controller and their imports of each other, with type annotations."""
     names = {dotted(path): path for path in controller_sources() if dotted(path)}
     return {
         name: {found for module in imports(path, types=True) if (found := short(module)) in names} - {name}
@@ -155,7 +155,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def package(name: str) -> str:
-    """The package of a module; empty for the small files at the top."""
+    """Return the package of a module; empty for the small files at the top."""
     first = name.partition(".")[0]
     return first if first in ORDER else ""
 
@@ -194,7 +194,7 @@ def test_each_owner_exists_and_uses_what_it_owns() -> None:
 
 
 def distributions(*files: Path) -> set[str]:
-    """What these files import that is neither Python's nor ours, by the names that pip knows."""
+    """Return the third-party distributions that these files import, by their names on PyPI."""
     known = metadata.packages_distributions()
     top = {module.partition(".")[0] for path in files for module in imports(path, types=True)}
     top -= {"provision", "gpuprov", LAB.name, "tests", "benchmarks", *sys.stdlib_module_names}
@@ -202,7 +202,7 @@ def distributions(*files: Path) -> set[str]:
 
 
 def declared(*extras: str, of: Path = ROOT.parent) -> set[str]:
-    """What pip installs with the distribution in that folder and these extras."""
+    """Return the distributions that pip installs for the project in that folder with these extras."""
     project = tomllib.loads((of / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = [
         *project["dependencies"],
@@ -236,7 +236,7 @@ def test_ansible_itself_is_imported_nowhere_but_in_our_modules_for_it() -> None:
 
 
 def decoded_json(path: Path) -> list[int]:
-    """The lines that decode JSON with Python's own decoder, unless gpuprov itself has just encoded it."""
+    """Return lines that decode JSON with Python's decoder, except of JSON that gpuprov has just encoded."""
     found = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "json":
@@ -248,11 +248,11 @@ def decoded_json(path: Path) -> list[int]:
     ]
 
 
-# Packages that talk to nodes, workers, schedulers and tools. The others read what gpuprov or its user wrote.
+# Packages that talk to nodes, workers, schedulers and tools. Others read data of gpuprov or its user.
 FOREIGN = ("remote/", "validate/", "burnin/", "checks/", "drift/")
 OWN_JSON = {
-    "remote/worker_program/worker_entry.py",  # sealed by the controller: an inventory may hold any number
-    "validate/selftest/measure.py",  # the archive that it has just written
+    "remote/worker_program/worker_entry.py",  # sealed by the controller: an inventory may contain any number
+    "validate/selftest/measure.py",  # the archive it has just written
 }
 
 
@@ -267,11 +267,11 @@ def test_the_json_of_others_is_read_in_one_place() -> None:
     assert decoded_json(ROOT / "foreign_json.py"), "the decoder was not recognised"
 
 
-# --- who may import whom ---
+# --- allowed imports ---
 
 
 def circles(needs: dict[str, set[str]]) -> list[str]:
-    """Each circle of imports once, `a -> b -> a`."""
+    """Return each import cycle once, as `a -> b -> a`."""
     found: list[str] = []
     done: set[str] = set()
 
@@ -289,7 +289,7 @@ def circles(needs: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_two_modules_need_each_other() -> None:
-    """Not through the __init__ of a package either, so every module can be imported first."""
+    """Includes imports through a package's __init__, so every module can be imported first."""
 
     def inside(name: str) -> set[str]:
         parts = name.split(".")
@@ -306,7 +306,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 
 def folder(name: str) -> str:
-    """The folder a module lies in; `cli` stands above all."""
+    """Return the folder that contains a module; `cli` stands above all folders."""
     inside = (LAB.parent if name.startswith("lab.") else ROOT.parent).joinpath(*long(name).split("."))
     return name if inside.is_dir() or name == "cli" else name.rpartition(".")[0]
 
@@ -315,9 +315,9 @@ NAMES = re.compile(r"(?:^from |^import |-m )(provision(?:\.\w+)+)", re.M)
 
 
 def named(path: Path) -> set[str]:
-    """The modules of ours that a file names in a text: alone, as seen from any folder above that file
-    (`gpu.gpu_burn` in the table of checks; `report.json` is a file's name), or after `from`, `import` or
-    `-m`. The command line is left out: systemd starts it."""
+    """Return our modules that a file names in strings: relative to any folder above the file
+    (`gpu.gpu_burn` in the table of checks; `report.json` is a file name), or after `from`, `import` or `-m`.
+    The command line is excluded, because systemd starts it."""
     home = long(dotted(path)).split(".")
     above = ["", *(".".join(home[:count]) + "." for count in range(1, len(home)))]
     texts = [
@@ -332,7 +332,7 @@ def named(path: Path) -> set[str]:
     return {short(way + name) for name in alone for way in above if is_module(way + name)} - {"cli"}
 
 
-# Of these folders a module is found by the name of a verb, a format, a check or a program.
+# Modules in these folders are found by the name of a verb, a format, a check or a program.
 BY_NAME = ("cli", "commands.", "lab.", "drift.formats.", "drift.testinfra.", "report.", "checks.vendors.")
 
 
@@ -345,7 +345,7 @@ def test_each_module_is_needed_by_another() -> None:
 
 
 def folders() -> dict[str, set[str]]:
-    """Which folder needs which, by imports and by names in texts, on the controller."""
+    """Return folder → folders it needs on the controller, through imports or module names in strings."""
     needs: dict[str, set[str]] = {}
     for path in controller_sources():
         if (name := dotted(path)) not in graph():
@@ -356,8 +356,8 @@ def folders() -> dict[str, set[str]]:
 
 
 def test_no_two_folders_need_each_other() -> None:
-    """Nor by the name of a module in a text. What lies in a folder itself is one thing, what lies in a folder
-    of its is another."""
+    """Includes module names in strings. A folder's own modules and its subfolders count as
+    separate things."""
     assert circles(folders()) == []
     assert "checks.gpu" in folders()["checks.judging"], "names in texts are not found"
 
@@ -440,7 +440,7 @@ def test_no_folder_is_too_wide_to_look_through() -> None:
 
 
 def test_every_file_the_document_names_exists_and_its_steps_are_joined() -> None:
-    """Each file of a journey is imported by another of it, is a program for nodes, or data."""
+    """Each file of a journey is imported by another one, is a program for nodes, or is data."""
     for name in re.findall(r"`((?:provision|roles|tests|playbooks)/[\w./]+)`", DOCUMENT):
         assert (ROOT.parent / name).exists(), name
     journeys = re.findall(r"^## (How an? .*? travels)\n(.*?)(?=^## )", DOCUMENT, re.M | re.S)
@@ -454,7 +454,7 @@ def test_every_file_the_document_names_exists_and_its_steps_are_joined() -> None
 
 
 def test_the_product_does_not_know_the_lab() -> None:
-    """Neither by an import nor by the name of a module in a text: the verb comes by an entry point."""
+    """Neither imports nor strings mention the lab: its verb comes from an entry point."""
     for path in sorted(ROOT.rglob("*")):
         if path.is_file() and "_packed" not in path.parts and path.suffix != ".pyc":
             named = re.search(r"\bgpuprov_lab\b|\bprovision[./]lab\b", path.read_text("utf-8"))
@@ -472,7 +472,7 @@ def test_the_lab_has_little_of_the_product() -> None:
 
 
 def test_checks_and_simulated_tools_share_nothing() -> None:
-    """One misreading of a tool must not hide the other."""
+    """If they shared code, a misunderstanding of a tool in one would hide the same one in the other."""
     for path in sources("lab/silicon/"):
         assert not [module for module in imports(path, types=True) if module.startswith("provision")], (
             relative(path)
@@ -487,7 +487,7 @@ def test_checks_and_simulated_tools_share_nothing() -> None:
 
 
 def meaning(path: Path) -> set[str]:
-    """The bodies of a file's functions, as far as they are longer than a line or two."""
+    """Return the bodies of a file's functions that are longer than a line or two."""
     functions = (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef))
     bodies = ("\n".join(ast.unparse(statement) for statement in function.body) for function in functions)
     return {body for body in bodies if len(body) > 120}
@@ -496,18 +496,18 @@ def meaning(path: Path) -> set[str]:
 # --- the command line and the terminal ---
 
 STREAMS = {"argv", "stdin", "stdout", "stderr"}
-PROGRAMS = ("cli.py", "commands/", "lab/", "node/", "checks/on_node/")  # for people, and for nodes
+PROGRAMS = ("cli.py", "commands/", "lab/", "node/", "checks/on_node/")  # for people and for nodes
 STREAMS_OWNER = "terminal.py"
 
 
 def is_program(path: Path) -> bool:
-    """Whether a module is one when Python runs it: its streams are its own."""
+    """Check whether a module is also a program when Python runs it, and so owns its streams."""
     tests = [one.test for one in tree(path).body if isinstance(one, ast.If)]
     return any(ast.unparse(test) == "__name__ == '__main__'" for test in tests)
 
 
 def of_a_terminal(path: Path) -> Iterator[str]:
-    """What in a module only a command may do."""
+    """Yield a module's uses of features reserved for commands."""
     if "argparse" in imports(path, types=True):
         yield "imports argparse"
     for node in ast.walk(tree(path)):
@@ -535,7 +535,7 @@ def test_only_commands_parse_draw_print_and_ask() -> None:
 
 
 def test_the_product_starts_no_command_line_of_its_own() -> None:
-    """But for systemd, which starts the watch, and the lab, which starts itself as root."""
+    """Exceptions: systemd starts the watch, and the lab restarts itself as root."""
     named, started = set(), set()
     for path in controller_sources():
         if relative(path).startswith("lab/"):
@@ -561,21 +561,21 @@ def test_a_module_is_small_and_its_name_says_what_it_is() -> None:
 
 
 def test_the_program_that_observes_defines_no_name_twice() -> None:
-    """Its files become one text, with one namespace."""
+    """Its files are concatenated into one program with a single namespace."""
     bodies = (statement for path in sources("node/observe/") for statement in tree(path).body)
     names = sorted(name for statement in bodies for name in defined(statement))
     assert names == sorted(set(names))
 
 
 def defined(statement: ast.stmt) -> list[str]:
-    """The names a statement of a module defines."""
+    """Return the names that a module's statement defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement.name]
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-# --- what runs on nodes ---
+# --- code for nodes ---
 
 AFTER_36 = {
     "dataclasses",
@@ -601,21 +601,21 @@ def test_what_runs_on_nodes_is_python_36_and_standard_library() -> None:
 
 
 def unfit_for_nodes(path: Path) -> Iterator[str]:
-    silicon = LAB / "silicon"  # its programs find each other from that folder
+    silicon = LAB / "silicon"  # its programs import each other from that folder
     siblings = {other.stem for other in (silicon if silicon in path.parents else path.parent).iterdir()}
     for module in imports(path, types=True):
         top = module.partition(".")[0]
-        # One text on the node.
+        # Concatenated on the node.
         ours = module.startswith(("provision.node.observe.", "provision.node.burnin."))
         ours = ours or module in ("provision.node.modules.gpuprov_run", "provision.node.scheduler_programs")
-        # Parts of the collection; the build of it writes the second one (scripts/collection.py).
+        # Part of the collection; its build writes the second module (scripts/collection.py).
         ours = ours or module in ("provision.node.description", "provision.node.products")
         known = ours or top in sys.stdlib_module_names | siblings | {"ansible"}
-        # Runs beside Ansible, which needs that library itself.
+        # Runs next to Ansible, which requires that library itself.
         known = known or (path.stem == "gpuprov_receptor_authority" and top == "cryptography")
         if not known or module in AFTER_36:
             yield f"imports {module}"
-    for node in ast.walk(tree(path)):  # the tree is that of Python 3.6
+    for node in ast.walk(tree(path)):  # parsed as Python 3.6
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             if "annotations" in {alias.name for alias in node.names}:
                 yield "annotations of the future"
@@ -627,7 +627,7 @@ def unfit_for_nodes(path: Path) -> Iterator[str]:
                 yield f"line {node.lineno}: {late} came with Python 3.7"
 
 
-# --- a light start ---
+# --- a fast start ---
 
 HEAVY = ("ansible_runner", "jinja2", "paramiko", "rich", "yaml")
 
@@ -657,7 +657,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_no_test_imports_a_test() -> None:
-    """What several share is a plain module: in tests/support, or in the folder of those that share it."""
+    """Shared code is a plain module in tests/support, or in the folder of the tests that share it."""
     tests = ROOT.parent / "tests"
     imported = re.compile(r"^ *(?:from|import) tests\b.*\b(?:test_\w+|conftest)\b.*", re.MULTILINE)
     found = [
@@ -669,6 +669,6 @@ def test_no_test_imports_a_test() -> None:
 
 
 def test_every_seam_has_a_whole_signature() -> None:
-    """Behind `Callable[..., X]` mypy sees no missing argument; a Protocol or the arguments do."""
+    """With `Callable[..., X]` mypy misses a missing argument; a Protocol or explicit arguments reveal it."""
     loose = re.compile(r"\bCallable\[\s*\.\.\.\s*,")
     assert [relative(path) for path in sources() if loose.search(text(path))] == []

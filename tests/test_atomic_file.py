@@ -1,4 +1,4 @@
-"""Files that root writes into folders of other users."""
+"""Atomic files that root writes into other users' folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW = {"at": 1.0, "pid": 1, "nodes": "all", "held": []}
 
 @pytest.fixture
 def exporters(tmp_path: Path) -> Path:
-    """`prometheus/node-exporter`, both of an account without privileges, as Debian's package has them."""
+    """Return `prometheus/node-exporter`, owned by an unprivileged account, as in Debian's package."""
     if os.geteuid():
         pytest.skip("only root can make folders of another user")
     folder = tmp_path / "prometheus" / "node-exporter"
@@ -29,7 +29,7 @@ def exporters(tmp_path: Path) -> Path:
 
 
 def replaced(folder: Path, target: Path) -> None:
-    """What the account can do: a link in place of its folder."""
+    """Replace the folder with a link, as its owner could."""
     folder.rename(folder.with_name("old"))
     folder.symlink_to(target)
     os.lchown(folder, NOBODY, NOBODY)
@@ -82,14 +82,14 @@ def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(exporters: Pat
 
 
 def test_a_link_of_root_is_the_sites_own(exporters: Path, tmp_path: Path) -> None:
-    """Such as /var/lib on another disk."""
+    """For example /var/lib on another disk."""
     (tmp_path / "lib").symlink_to(tmp_path / "prometheus")
     assert heartbeat.export(str(tmp_path / "lib" / "node-exporter" / "watch.prom"), ROW) == ""
     assert (exporters / "watch.prom").exists()
 
 
 def test_a_folder_above_that_only_lets_through_is_enough() -> None:
-    """Mode 0711: an account may go through such a folder, and not read it."""
+    """Mode 0711 lets an account traverse the folder without reading it."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as above:

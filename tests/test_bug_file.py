@@ -1,4 +1,4 @@
-"""A bug that costs one node its answer keeps its traceback, and the message names the file."""
+"""A bug that costs a node its answer keeps its traceback, and the message names the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.checks.amd_node import facts, node_of
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run yet, and a folder for temporary files."""
+    """Forget any earlier bug file, and use a private folder for temporary files."""
     monkeypatch.setattr(bug_file, "_folder", None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

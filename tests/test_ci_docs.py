@@ -1,4 +1,4 @@
-"""The workflow examples of docs/ci.md: well-formed, runnable as they stand, and careful with the key."""
+"""Workflow examples of docs/ci.md: well-formed, runnable unchanged, and careful with the key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scripts() -> dict[str, str]:
 
 
 def commands(script: str) -> list[list[str]]:
-    """Every call of gpuprov, as its words."""
+    """Return the arguments of every gpuprov call."""
     found = []
     for line in script.splitlines():
         match = re.match(r"^\s*(?:\.venv/bin/)?gpuprov (.*?)(?: \|\| .*)?$", line)
@@ -68,7 +68,7 @@ def test_a_pull_request_is_planned_without_nodes_first_and_its_changes_are_no_fa
 
 
 def test_the_github_example_is_a_workflow() -> None:
-    triggers = GITHUB[True]  # as YAML 1.1 reads the key `on`
+    triggers = GITHUB[True]  # YAML 1.1 parses the key `on` as true
     assert re.fullmatch(r"[\d*/,-]+( [\d*/,-]+){4}", triggers["schedule"][0]["cron"])
     assert GITHUB["permissions"] == {"contents": "read", "security-events": "write"}
     job = GITHUB["jobs"]["drift"]

@@ -1,4 +1,4 @@
-"""The command line: verbs, exit codes, one clear line for a user's mistake, a start that imports little."""
+"""The command line: verbs, exit codes, one clear line for a user's mistake, and a fast start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fake_command(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) 
 
 
 def test_help_lists_every_verb_and_every_exit_code() -> None:
-    """What the help of each verb says is held in test_help.py."""
+    """test_help.py covers the help of each verb."""
     shown = gpuprov("--help").stdout
     for verb in cli.COMMANDS:
         assert f"\n    {verb} " in shown or f"\n  {verb} " in shown
@@ -64,7 +64,7 @@ def test_a_wrong_command_line_is_exit_2_without_a_traceback(arguments: list[str]
     assert "Traceback" not in shown.stderr
 
 
-# A verb, of some a verb of its own, and an option of it.
+# Verbs and subverbs, each with one of its options.
 OPTIONS = {
     **{"init": "--host", "plan": "--nodes", "up": "--max-failures", "validate": "--burn-seconds"},
     **{"burnin start": "--detach", "lock": "--majority", "baseline learn": "--margin"},
@@ -75,7 +75,7 @@ OPTIONS = {
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    """What a wrong command line prints."""
+    """Return the error lines of an invalid command line."""
     with pytest.raises(SystemExit) as stopped:
         cli.main(words)
     assert stopped.value.code == ExitCode.USAGE
@@ -146,7 +146,7 @@ def test_a_mistyped_verb_of_a_verb_is_not_taken_for_a_file(capsys: pytest.Captur
 
 
 def test_options_are_alike_by_their_words_not_by_their_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    """`report --list` proposed `--publish`, which wrote into a cluster."""
+    """`report --list` used to suggest `--publish`, which wrote into a cluster."""
     assert did_you_mean("--list", ["--publish", "--history"]) == ""
     assert did_you_mean("--lisst", ["--publish", "--list"]) == "did you mean --list?"
     assert cli.main(["report", "--list"]) == ExitCode.USAGE
@@ -286,7 +286,7 @@ def test_a_named_error_is_one_line_what_and_one_line_what_to_do(
 def test_a_user_without_a_name_or_a_home_gets_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As in containers that run under any user id."""
+    """As in containers that run under an arbitrary user id."""
 
     def unknown(_id: object) -> None:
         raise KeyError("uid not found")
@@ -333,7 +333,7 @@ def test_a_bug_is_70_and_keeps_its_traceback(
 def test_a_full_disk_is_no_bug(
     number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seen of `drift` with a state folder that filled up while nodes were judged."""
+    """Observed with `drift`, when the state folder filled up while nodes were judged."""
     fake_command(monkeypatch, OSError(number, os.strerror(number)))
     assert cli.main(["drift"]) == ExitCode.ERROR
     what, fix = capsys.readouterr().err.splitlines()
@@ -348,8 +348,8 @@ def test_the_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch
 
 
 def best_of(command: list[str], repeats: int = 7) -> float:
-    """The least processor time of several runs, in seconds: what the program needs, whatever else the machine
-    does meanwhile."""
+    """Return the lowest CPU time of several runs in seconds, which other load on the machine does not
+    affect."""
     times = []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for _ in range(repeats):
@@ -375,7 +375,7 @@ def test_help_imports_none_of_the_modules_that_take_longest() -> None:
 
 
 def test_help_starts_within_a_small_multiple_of_python_itself() -> None:
-    # Goal 3x (benchmarks/); this guards against importing a heavy package, which is 5x and more for each.
+    # The goal is 3x (benchmarks/); this catches the import of a heavy package, which costs 5x or more.
     ratios = []
     for _ in range(3):
         floor = best_of([sys.executable, "-c", "pass"])

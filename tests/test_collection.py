@@ -1,4 +1,4 @@
-"""The Ansible collection as it is laid out: pages, playbooks and changes, made of what the repository has."""
+"""Layout of the Ansible collection: pages, playbooks and changelog generated from the repository."""
 
 from __future__ import annotations
 

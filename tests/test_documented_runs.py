@@ -1,6 +1,6 @@
-"""The commands of the pages that need no node run in the order of each page, in a fresh folder.
+"""Documented commands that need no node run in the order of each page, in a fresh folder.
 
-tests/lab/test_documented_runs.py runs all on nodes. tests/documented_runs.yml has those that are not run.
+tests/lab/test_documented_runs.py runs all of them on nodes. tests/documented_runs.yml lists those not run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.page_runs import Folder, Site
 from tests.support.pages import Command, Needs
 from tests.support.stored import FIXTURE, measured
 
-# Of as many nodes as a limit takes that is derived from them.
+# As many nodes as a limit learned from them requires.
 MEASURED = [f"gpu-{number:02d}" for number in range(1, 5)]
 
 
@@ -40,7 +40,7 @@ def test_what_needs_no_node_runs_as_the_page_has_it(page: str, tmp_path: Path) -
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.inventories(page)])
 def test_the_inventories_that_a_page_shows_are_ones(page: str, tmp_path: Path) -> None:
     for number, inventory in pages.inventories(page):
-        if "all" not in inventory:  # a part of one, whose nodes the reader has
+        if "all" not in inventory:  # a fragment that omits the reader's nodes
             inventory["gpu_nodes"].setdefault("hosts", {"gpu-01": {}})
         file = tmp_path / f"fleet{number}.yml"
         file.write_text(yaml.safe_dump(inventory, sort_keys=False))
@@ -59,7 +59,7 @@ def test_every_page_but_one_shows_commands_and_most_of_them_are_run() -> None:
 
 
 def test_what_root_alone_may_do_is_shown_with_sudo() -> None:
-    """Tests run as root, and would not notice."""
+    """Tests run as root and would not notice a missing sudo."""
     for command in pages.commands("README.md"):
         if (options := command.options) is not None and command.needs is Needs.LAB:
             assert command.root or options.lab_verb in ("faults", "compare"), command

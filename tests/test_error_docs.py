@@ -1,4 +1,4 @@
-"""docs/errors.md: every message it quotes is still one that the program or a role says."""
+"""docs/errors.md: every quoted message still exists in the program or in a role."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from provision import paths
 
 PAGE = (paths.DOCS / "errors.md").read_text("utf-8")
-# In the page and here `…` stands for a value.
+# `…` stands for a value, both in the page and here.
 QUOTED = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
-VALUES = re.compile(r"%(?:\.?\d*)?[srdg]|\{\d?[^{} ]*\}")  # of the % and format() of modules for old Pythons
+VALUES = re.compile(r"%(?:\.?\d*)?[srdg]|\{\d?[^{} ]*\}")  # for % and format() in modules for old Pythons
 
 
 def flat(text: str) -> str:
@@ -22,7 +22,7 @@ def flat(text: str) -> str:
 
 
 def of_python(text: str) -> Iterator[str]:
-    """Its texts, also those made of several literals with values between."""
+    """Yield the strings of Python source; in f-strings each value becomes `…`."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
@@ -31,7 +31,7 @@ def of_python(text: str) -> Iterator[str]:
 
 
 def of_role(text: str) -> Iterator[str]:
-    """Its sentences, and as they are those inside of expressions."""
+    """Yield a role's text twice: with expressions replaced by `…`, and unchanged for strings inside them."""
     yield re.sub(r"\{\{.*?\}\}", "…", text, flags=re.DOTALL)
     yield text
 

@@ -1,4 +1,4 @@
-"""Every text of a tool that is compared with stands in docs/evidence.yml, with where it was seen."""
+"""Every text of a tool that the code compares with is listed in docs/evidence.yml, with its source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from provision.yamlfile import load
 PACKAGE = Path(cli.__file__).resolve().parent
 ROOT = PACKAGE.parent
 DOCS = ROOT / "docs"
-CAPTURES = os.environ.get("GPUPROV_CAPTURES", "")  # recordings, which are not part of this repository
+CAPTURES = os.environ.get("GPUPROV_CAPTURES", "")  # recordings outside this repository
 KINDS = {"capture", "program", "binary", "source", "document", "thread", "own", "ours"}
 FOLDERS = (
     *(
@@ -55,7 +55,7 @@ SEARCHING = {
     "labelled",
     "units_shown",
     "within",
-}  # functions of ours that look in their first argument for the others
+}  # our functions that search their first argument for the others
 
 
 def constants(node: ast.AST) -> Iterator[str]:
@@ -65,10 +65,10 @@ def constants(node: ast.AST) -> Iterator[str]:
 
 
 def is_a_tools(text: str) -> bool:
-    """What has a blank, a capital or a sign is a tool's.
+    """Check whether a text is a tool's, because it has a blank, a capital or a special character.
 
-    A single word of small letters may be a name of ours as well as a key or a word of a tool: those are not
-    found here. The keys of dcgmi and nvbandwidth are held by tests/lab_silicon/test_printed.py.
+    A single lowercase word may be a name of ours as well as a tool's key or word, so such words are not
+    detected here. tests/lab_silicon/test_printed.py covers the keys of dcgmi and nvbandwidth.
     """
     return (
         re.search(r"[A-Z]|[A-Za-z]{3}", text) is not None and re.fullmatch(r"[a-z0-9_./\[\]-]+", text) is None
@@ -76,7 +76,7 @@ def is_a_tools(text: str) -> bool:
 
 
 def operands(node: ast.AST) -> Iterator[ast.AST]:
-    """What something is compared with, in this expression or statement."""
+    """Yield the operands that a comparison in this expression or statement compares with."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in COMPARING or _is_re(node):
             yield from node.args[:1]
@@ -96,7 +96,7 @@ def _is_re(node: ast.Call) -> bool:
 
 
 def compared(path: Path) -> set[str]:
-    """The patterns of a file, and the texts that it compares with and that are no names of ours."""
+    """Return a file's patterns, and the compared texts that are not names of ours."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         texts = {one for operand in operands(node) for one in constants(operand)}
@@ -108,7 +108,7 @@ def compared(path: Path) -> set[str]:
 
 
 def compared_by_name() -> set[str]:
-    """`file: NAME` of the constants with a tool's texts that are compared with, or gone through, by name."""
+    """Return `file: NAME` of constants with a tool's texts that are compared or iterated over by name."""
     trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) for path in READERS}
     used = set()
     for node in (node for tree in trees.values() for node in ast.walk(tree)):
@@ -133,7 +133,7 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _is_a_pattern(value: ast.AST) -> bool:
-    """Its text is found where it is compiled."""
+    """Check for a compiled pattern; its text is detected where it is compiled."""
     return isinstance(value, ast.Call) and _is_re(value)
 
 
@@ -148,19 +148,19 @@ _IN_ROLES = (
 
 
 def compared_by_role(path: Path) -> set[str]:
-    """The texts that a role looks for in what a command printed, or expects of a fact."""
+    """Return the texts that a role searches for in command output or expects of a fact."""
     text = path.read_text("utf-8")
     return {one for pattern in _IN_ROLES for one in re.findall(pattern, text) if is_a_tools(one)}
 
 
 def everything_compared() -> dict[str, set[str]]:
-    """File → the texts in it."""
+    """Return file → texts compared in that file."""
     found = {str(path.relative_to(PACKAGE)): compared(path) for path in READERS}
     found |= {
         str(path.relative_to(ROOT)): compared_by_role(path)
         for part in ("tasks/*.yml", "vars/*.yml", "expect.yml")
         for path in ROOT.glob(f"roles/*/{part}")
-        if path.name != "preflight.yml"  # judges what a person wrote
+        if path.name != "preflight.yml"  # judges input written by a person
     }
     return {file: texts for file, texts in found.items() if texts}
 

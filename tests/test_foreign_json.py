@@ -1,4 +1,4 @@
-"""The reader of others' JSON: whatever is in the text, it returns a value or raises JsonError."""
+"""The parser of foreign JSON: for any text it returns a value or raises JsonError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/hardware: what it verifies, refuses, hides and cuts, and how it ends a step that hangs."""
+"""scripts/hardware: its checks, refusals, masking and truncation, and the end of a hanging step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `--help` of every verb, held as text, so that a change of its English is reviewed as English."""
+"""The `--help` of every verb, stored as text, so that wording changes are visible in reviews."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ENVIRONMENT = {"COLUMNS": "80", "PYTHON_COLORS": "0"}  # Python 3.14 colours hel
 
 
 def parsers() -> dict[str, list[Parser]]:
-    """File name -> the parsers whose help it holds: a verb's own, unless that is the help of its usual verb,
-    and those of its verbs."""
+    """Return file name → parsers whose help is in that file: a verb's own and those of its subverbs.
+    The verb's own is left out if it equals the help of the usual subverb."""
     top = cli.build_parser()
     return {"gpuprov": [top], **{verb: [*own(parser)] for verb, parser in top.verbs.items()}}
 
@@ -32,7 +32,7 @@ def own(parser: Parser) -> Iterator[Parser]:
 
 
 def same_in_every_python(help_text: str) -> str:
-    """Python 3.13 wraps usage elsewhere, and writes `-o, --output FILE` for `-o FILE, --output FILE`."""
+    """Python 3.13 wraps usage differently, and prints `-o, --output FILE` for `-o FILE, --output FILE`."""
     usage, _, rest = help_text.partition("\n\n")
     usage = textwrap.fill(" ".join(usage.split()), 78, subsequent_indent="    ", break_on_hyphens=False)
 
@@ -47,7 +47,7 @@ def same_in_every_python(help_text: str) -> str:
 
 
 def helps() -> dict[str, str]:
-    """Of one verb that has them all, `--help all` as well."""
+    """Return the help of all verbs, plus `--help all` of a verb with every option group."""
     texts = {
         name: "\n".join(same_in_every_python(parser.format_help()) for parser in group)
         for name, group in parsers().items()

@@ -1,5 +1,5 @@
-"""docs/examples/kubernetes: what a site applies fits what gpuprov has. tests/remote/test_kubernetes.py holds
-the rights of rbac.yml."""
+"""docs/examples/kubernetes: the manifests match gpuprov's interfaces. tests/remote/test_kubernetes.py
+checks the rights of rbac.yml."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_node_problem_detector_calls_the_program_that_the_role_installs() -> Non
     assert config["pluginConfig"]["max_output_length"] == styles.NPD_BYTES
     called = entry._options(rule["args"])
     assert (called.word, called.last) == ("npd", True)
-    # A permanent rule needs the default of its condition, which is that there is no problem.
+    # A permanent rule needs a default for its condition, meaning no problem.
     (default,) = config["conditions"]
     assert (rule["type"], rule["condition"]) == ("permanent", default["type"])
     assert default["type"] != "GpuHealthy", "that one is True when all is well"

@@ -1,8 +1,8 @@
-"""Each regular expression that reads others' text takes time in proportion to its length: a node could else
-keep the controller busy for hours with one line of blanks.
+"""Every regular expression for foreign text runs in linear time.
 
-Found, not listed: every pattern of the packages below is tried with texts made from the pattern itself, an
-example of what stands before each of its repetitions and then many times the same."""
+Otherwise a node could keep the controller busy for hours with one line of blanks. Patterns are collected from
+the packages below and tried with texts derived from them: an example of the part before each repetition, then
+many copies of a filler."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import pytest
 from provision import cli
 
 ROOT = Path(cli.__file__).resolve().parent
-# The others read what gpuprov or its user wrote.
+# All other packages read data of gpuprov or its user.
 FOREIGN = ("burnin", "checks", "node", "remote", "report", "up", "validate")
 MODES = ("search", "match", "fullmatch", "findall", "finditer", "sub", "split")
 FILLERS = (" ", "\n", "\t", "0", "a", ":", "[", "(", "-", "=", ".", ",", '"', "{", "/", "0 ", "a:")
 SHORT, LONG = 4000, 16_000  # characters
-SLOW = 0.12  # seconds of CPU for LONG; in linear time it is a thousandth of that
+SLOW = 0.12  # seconds of CPU for LONG; linear patterns need a thousandth
 
-Used = tuple[str, str, int, str]  # file, pattern, flags, how it is used
+Used = tuple[str, str, int, str]  # file, pattern, flags, method
 
 
 def _patterns(value: Any) -> Iterator[re.Pattern[str]]:
@@ -41,7 +41,7 @@ def _patterns(value: Any) -> Iterator[re.Pattern[str]]:
 
 
 def used(path: Path) -> set[Used]:
-    """The patterns of a module, with the methods that it calls on them; `search` where none is visible."""
+    """Return a module's patterns with the methods called on them; `search` if no method is visible."""
     file = path.relative_to(ROOT).as_posix()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     called: dict[str, set[str]] = {}
@@ -71,7 +71,7 @@ def used(path: Path) -> set[Used]:
 
 
 def example(items: Any, prefixes: set[str], before: str = "") -> str:
-    """`before`, then a text that these items match; `prefixes` gets what stands before each repetition."""
+    """Return `before` and a matching text; add the text before each repetition to `prefixes`."""
     made = before
     for kind, value in items:
         if kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT):
@@ -121,7 +121,7 @@ def seconds(pattern: re.Pattern[str], mode: str, text: str) -> float:
 
 
 def worst(pattern: re.Pattern[str], mode: str) -> tuple[float, str]:
-    """The longest time that a text of LONG characters takes, and how that text begins."""
+    """Return the longest time for a text of LONG characters, and the beginning of that text."""
     prefixes = {""}
     example(parser.parse(pattern.pattern, pattern.flags), prefixes)
     slowest = (0.0, "")

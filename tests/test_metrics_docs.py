@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric with its labels, and no other."""
+"""docs/metrics.md lists exactly the existing metrics with their labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*)\| ([^|]+)\|$", re.M)
 
 
 def table(heading: str) -> dict[str, tuple[str, set[str]]]:
-    """Metric → its type and its labels, of one section."""
+    """Return metric → type and labels, from one section."""
     part = DOCUMENT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = ROW.findall(part)
     assert len(rows) == sum(line.startswith("| `") for line in part.splitlines()), "a row is not understood"

@@ -1,4 +1,4 @@
-"""Many node names in few characters."""
+"""Compact notation of many node names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linters of .pre-commit-config.yaml are those of scripts/test, pinned to versions it may use."""
+"""Linters of .pre-commit-config.yaml equal those of scripts/test, pinned to allowed versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/release refuses what must not be released, changes nothing then, and otherwise builds and tags."""
+"""scripts/release refuses a bad release without changing anything, and otherwise builds and tags."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHANGELOG = """\
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A small project of the same shape, at 0.1.0, committed."""
+    """Return a small committed project of the same layout at version 0.1.0."""
     folder = tmp_path / "project"
     for name, text in {
         "pyproject.toml": PYPROJECT,

@@ -1,4 +1,4 @@
-"""Which texts are secrets, over few nodes and many."""
+"""Detection of secret texts, over few nodes and many."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_reference_of_all_nodes_is_followed_once() -> None:
 
 
 class Text(str):
-    """Counts how often anything is looked for in it."""
+    """A string that counts the searches in it."""
 
     searched = 0
 

@@ -1,5 +1,5 @@
-"""What a shell user sees when the output goes into a closed pipe, a full disk or a file, and where colours
-go: each verb as its own process."""
+"""Output into a closed pipe, a full disk or a file, and the use of colours.
+Each verb runs in a separate process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERY = (*OF_NOTHING, *OF_STORED_RUNS, *OF_NODES)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An inventory of one node, on whose address nobody listens, and a stored run of `validate`."""
+    """An inventory of one node with nothing listening at its address, and a stored run of `validate`."""
     path = tmp_path_factory.mktemp("here")
     (path / "inventory.yml").write_text(INVENTORY)
     done = gpuprov(path, "validate", "--stage", "quick", stdout=subprocess.DEVNULL)
@@ -76,7 +76,7 @@ def gpuprov(
 
 @pytest.fixture
 def closed() -> Iterator[int]:
-    """The writing end of a pipe that nobody reads."""
+    """Yield the write end of a pipe without a reader."""
     read, write = os.pipe()
     os.close(read)
     yield write
@@ -88,7 +88,7 @@ def names(words: list[str]) -> str:
 
 
 def errors(text: str | None) -> list[str]:
-    """Standard error without progress and what is worked on, which is no error."""
+    """Return the lines of standard error, except progress and headings."""
     progress = ("[", "127.0.0.1", "in no node list", "inventory.yml · ")
     return [line for line in (text or "").splitlines() if line and not line.startswith(progress)]
 
@@ -97,7 +97,7 @@ def errors(text: str | None) -> list[str]:
 def test_a_reader_that_has_gone_ends_the_command_as_it_ends_others(
     words: list[str], folder: Path, closed: int
 ) -> None:
-    """`gpuprov plan | head -1`: not a word, and what the shell has for a process that SIGPIPE ended."""
+    """`gpuprov plan | head -1`: no message, and the status that shells use for SIGPIPE."""
     done = gpuprov(folder, *words, stdout=closed)
     assert done.returncode == ExitCode.CLOSED_PIPE == 128 + 13
     assert errors(done.stderr) == []
@@ -126,7 +126,7 @@ def test_the_run_is_stored_all_the_same(verb: str, folder: Path, closed: int) ->
 
 @pytest.mark.parametrize("words", [["plan"], ["plan", "--ndoes"], ["plan", "nowhere.yml"]], ids=names)
 def test_messages_that_cannot_be_written_change_nothing(words: list[str], folder: Path, closed: int) -> None:
-    """Standard error is full, has no reader, or is closed: the command does and ends as it would have."""
+    """Standard error is full, closed, or without a reader, yet the command acts and ends as usual."""
     usual = gpuprov(folder, *words)
     with Path("/dev/full").open("w") as full:
         for where in (full, closed):
@@ -190,7 +190,7 @@ def test_every_verb_prints_in_the_posix_locale(words: list[str], folder: Path) -
 
 
 def on_a_terminal(folder: Path, *words: str, **variables: str) -> str:
-    """What a person at a terminal gets to see."""
+    """Return the output as shown on a terminal."""
     here, there = pty.openpty()
     shown: list[bytes] = []
 
@@ -198,7 +198,7 @@ def on_a_terminal(folder: Path, *words: str, **variables: str) -> str:
         try:
             while block := os.read(here, 65536):
                 shown.append(block)
-        except OSError:  # EIO: nobody has the other end open any more
+        except OSError:  # EIO: the other end is closed
             pass
 
     reader = threading.Thread(target=read)

@@ -1,4 +1,4 @@
-"""Progress: plain lines when not a terminal, hostile text made harmless."""
+"""Progress: plain lines without a terminal, and hostile text made harmless."""
 
 from __future__ import annotations
 

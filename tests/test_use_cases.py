@@ -1,4 +1,4 @@
-"""Each use case of the command line is run for real by one test at least; tests/use_cases.yml lists them."""
+"""At least one test really runs each use case of the command line; tests/use_cases.yml lists them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TESTS = Path(__file__).resolve().parent
 LIST = yaml.safe_load((TESTS / "use_cases.yml").read_text(encoding="utf-8"))
 CASES = {(verb, case): test for verb, cases in LIST["use_cases"].items() for case, test in cases.items()}
 MISSING = {key: test for key, test in CASES.items() if test.startswith("missing:")}
-# What replaces a part of the product. (Environment and current folder are the operator's own.)
+# Marks of a replaced part of the product. (Environment and current folder belong to the operator.)
 FAKES = re.compile(r"\bsetattr\(|\bsetitem\(sys\.modules|\bimport mock\b|\bmock\.|\bMagicMock\b|\bvalidate=")
 IMPORTS = re.compile(r"^\s*from (tests[\w.]*) import ([\w, ]+)", re.M)
 
@@ -29,8 +29,8 @@ def parsers() -> dict[str, Parser]:
 
 
 def derived(verb: str, parser: Parser) -> Iterator[str]:
-    """The use cases that the parser of a verb has. What the usual verb of a verb takes is the verb's own; of
-    the lab's verbs, which are another distribution's, the options are not asked for."""
+    """Yield a verb's use cases from its parser. Those of the usual subverb count as the verb's own.
+    Options of the lab's verbs are excluded, because the lab is another distribution."""
     if not parser.verbs:
         yield ""
         yield from options(verb, parser)
@@ -73,7 +73,7 @@ def source(file: Path) -> str:
 
 @cache
 def modules_of(file: Path) -> frozenset[Path]:
-    """The modules of tests that `file` is made of: itself, its conftest.py files, and what they import."""
+    """Return a test's modules: `file`, its conftest.py files, and their imports within tests."""
     folders = [parent for parent in file.parents if TESTS in (parent, *parent.parents)]
     found: set[Path] = set()
     waiting = [file, *(folder / "conftest.py" for folder in folders)]
@@ -90,7 +90,7 @@ def modules_of(file: Path) -> frozenset[Path]:
 
 @cache
 def fakes(file: Path) -> list[str]:
-    """The modules of a test that replace a part of the product."""
+    """Return the modules of a test that replace a part of the product."""
     return sorted(one.relative_to(TESTS).as_posix() for one in modules_of(file) if FAKES.search(source(one)))
 
 

@@ -1,4 +1,4 @@
-"""The built wheels carry all that they need, gpuprov's nothing of the lab, and run from an empty folder."""
+"""The built wheels are complete, gpuprov's has nothing of the lab, and both run from an empty folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def built(project: Path, folder: Path) -> Path:
-    """The wheel of the distribution in that folder."""
+    """Build and return the wheel of the project in that folder."""
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(project)],
         check=True,
@@ -37,7 +37,7 @@ def wheel_of_the_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def below(*parts: str) -> set[str]:
-    """The files git knows below a folder: what must be inside the wheel."""
+    """Return the files that git tracks below a folder, which must be in the wheel."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", *parts], check=True, capture_output=True, text=True, timeout=60
     )
@@ -46,7 +46,7 @@ def below(*parts: str) -> set[str]:
 
 def test_everything_a_run_needs_is_inside(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    assert "provision/py.typed" in inside  # without it mypy ignores the types of an installed gpuprov
+    assert "provision/py.typed" in inside  # without this file mypy ignores the types of an installed gpuprov
     assert below("provision") <= inside
     packed = below("playbooks", "roles", "docs", "README.md", "CHANGELOG.md")
     assert {f"provision/_packed/{name}" for name in packed} <= inside
@@ -100,7 +100,7 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(
     listed = gpuprov("docs", "checks")
     assert "gpu_burn" in listed.stdout, listed.stderr
     assert "## Bastions" in gpuprov("docs", "connecting").stdout
-    # The packed roles are found: an unknown role variable is told from a known one.
+    # The packed roles are found: a misspelt role variable gets the known one as a suggestion.
     refused = gpuprov("plan", "--set", "nvidia_driver_versoin=1")
     assert "nvidia_driver_version" in refused.stderr, refused.stderr
 
@@ -126,7 +126,7 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(
     subprocess.run([python, "-c", program, tmp_path / "machine"], check=True, timeout=100)
     assert (tmp_path / "machine/state/state.json").is_file()
 
-    # A checkout that has gone leaves an entry point whose module is nowhere.
+    # Deleting a checkout leaves an entry point without its module.
     (module,) = environment.glob("lib/python3*/site-packages/gpuprov_lab")
     module.rename(tmp_path / "gone")
     damaged = gpuprov("lab", "status")

@@ -1,4 +1,4 @@
-"""YAML that cannot be read is said with file, line and column."""
+"""Unreadable YAML is reported with file, line and column."""
 
 from __future__ import annotations
 
