@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests so that no long file runs last: first the main job, whose worker builds the node image for
-    other lab tests; meanwhile lab tests without an image and benchmarks; then all others."""
+    """Sort tests so that no long file runs last.
+    First the main job, which builds the lab's node image; next what needs no image; then the rest."""
     with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
 
     @functools.cache

@@ -36,8 +36,8 @@ OWNERS = {
     "shtab": {"cli.py"},
     "testinfra": {"drift/testinfra/fleet.py"},
     "urllib3": {"remote/schedulers/kubernetes/cluster.py"},
-    # yamlfile parses users' files and documents inventories event by event; the others read shipped data or
-    # write the lab's inventory.
+    # yamlfile.py parses users' files, and documents.py their inventories event by event; the others read
+    # shipped data or write the lab's inventory.
     "yaml": {
         "yamlfile.py",
         "desired/inventory/plain/documents.py",
@@ -47,7 +47,7 @@ OWNERS = {
     },
 }
 
-# The lab's imports from gpuprov, with reasons. It is another distribution and has its own of anything else.
+# The lab's imports from gpuprov, with reasons. As another distribution, it has its own of everything else.
 OF_THE_LAB = {
     "provision.errors": "a problem is told, and ends the command, as in every verb",
     "provision.paths": "the command that is proposed to who is not root (own_command)",
@@ -440,7 +440,7 @@ def test_no_folder_is_too_wide_to_look_through() -> None:
 
 
 def test_every_file_the_document_names_exists_and_its_steps_are_joined() -> None:
-    """Each file of a journey is imported by another one, is a program for nodes, or is data."""
+    """Each file of a journey is imported by another file of it, is a program for nodes, or is data."""
     for name in re.findall(r"`((?:provision|roles|tests|playbooks)/[\w./]+)`", DOCUMENT):
         assert (ROOT.parent / name).exists(), name
     journeys = re.findall(r"^## (How an? .*? travels)\n(.*?)(?=^## )", DOCUMENT, re.M | re.S)
@@ -561,7 +561,7 @@ def test_a_module_is_small_and_its_name_says_what_it_is() -> None:
 
 
 def test_the_program_that_observes_defines_no_name_twice() -> None:
-    """Its files are concatenated into one program with a single namespace."""
+    """The files of that program are concatenated into one text with a single namespace."""
     bodies = (statement for path in sources("node/observe/") for statement in tree(path).body)
     names = sorted(name for statement in bodies for name in defined(statement))
     assert names == sorted(set(names))

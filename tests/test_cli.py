@@ -286,7 +286,7 @@ def test_a_named_error_is_one_line_what_and_one_line_what_to_do(
 def test_a_user_without_a_name_or_a_home_gets_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As in containers that run under an arbitrary user id."""
+    """Simulates a container that runs under an arbitrary user id."""
 
     def unknown(_id: object) -> None:
         raise KeyError("uid not found")

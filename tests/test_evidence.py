@@ -96,7 +96,7 @@ def _is_re(node: ast.Call) -> bool:
 
 
 def compared(path: Path) -> set[str]:
-    """Return a file's patterns, and the compared texts that are not names of ours."""
+    """Return the patterns and compared texts of a file, except our own names."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         texts = {one for operand in operands(node) for one in constants(operand)}
@@ -133,7 +133,7 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _is_a_pattern(value: ast.AST) -> bool:
-    """Check for a compiled pattern; its text is detected where it is compiled."""
+    """Check for a compiled pattern; the search for patterns covers its text."""
     return isinstance(value, ast.Call) and _is_re(value)
 
 

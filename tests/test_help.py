@@ -19,7 +19,7 @@ ENVIRONMENT = {"COLUMNS": "80", "PYTHON_COLORS": "0"}  # Python 3.14 colours hel
 
 
 def parsers() -> dict[str, list[Parser]]:
-    """Return file name → parsers whose help is in that file: a verb's own and those of its subverbs.
+    """Return file name → parsers with their help in that file: a verb's own and its subverbs'.
     The verb's own is left out if it equals the help of the usual subverb."""
     top = cli.build_parser()
     return {"gpuprov": [top], **{verb: [*own(parser)] for verb, parser in top.verbs.items()}}

@@ -1,4 +1,4 @@
-"""Linters of .pre-commit-config.yaml equal those of scripts/test, pinned to allowed versions."""
+"""Linters of .pre-commit-config.yaml match scripts/test and are pinned to allowed versions."""
 
 from __future__ import annotations
 

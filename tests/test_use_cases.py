@@ -29,7 +29,7 @@ def parsers() -> dict[str, Parser]:
 
 
 def derived(verb: str, parser: Parser) -> Iterator[str]:
-    """Yield a verb's use cases from its parser. Those of the usual subverb count as the verb's own.
+    """Yield a verb's use cases from its parser; the usual subverb's use cases count as the verb's own.
     Options of the lab's verbs are excluded, because the lab is another distribution."""
     if not parser.verbs:
         yield ""

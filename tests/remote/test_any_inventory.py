@@ -26,7 +26,7 @@ from tests.support import vault
 from tests.support.sshd import Sshd
 
 OWN = "ansible_port={port} ansible_user={user} ansible_ssh_private_key_file={key}"
-# A project's ansible.cfg in the working folder, and one of another project without any users or keys.
+# A project's ansible.cfg in the working folder, and another project's, with a user unknown here.
 WHOLE = """\
 [defaults]
 remote_user = {user}
@@ -390,7 +390,7 @@ SPELLED = (
 
 
 def test_a_truth_in_ini_means_what_it_means_to_ansible(tmp_path: Path) -> None:
-    """Both as a host variable and as a group variable."""
+    """Covers host variables and group variables."""
     lines = [f"h{number} nvidia_driver_hold={word}\n" for number, word in enumerate(SPELLED)]
     for number, word in enumerate(SPELLED):
         lines.append(

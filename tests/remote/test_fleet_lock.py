@@ -259,7 +259,7 @@ def test_who_loses_a_lock_while_measuring_is_told(
 
 def test_a_lock_from_another_boot_is_nobodys(machines: Machines) -> None:
     controller(machines, "run-1").take(["gpu-01"])
-    machines.age("gpu-01", -1e9)  # confirmed in the future, because the clock starts at boot
+    machines.age("gpu-01", -1e9)  # from before a reboot: the clock starts at boot
     controller(machines, "run-2").take(["gpu-01"])
 
 
@@ -335,7 +335,7 @@ def lend(lock: FleetLock, *nodes: str) -> dict[str, object]:
 @contextlib.contextmanager
 def working(machines: Machines, lent: Mapping[str, object]) -> Iterator[dict[str, str]]:
     """Run as a worker with the lent locks until each is confirmed twice.
-    Yields a dict that collects lost locks: node → new holder."""
+    Yields a dict that collects lost locks: node → message with the new holder."""
     lost: dict[str, str] = {}
     machines.asked.clear()
     with FleetLock.borrowed(lent, machines.run, lost.__setitem__):
@@ -402,7 +402,7 @@ def test_a_worker_steals_no_lock_back_and_says_who_has_it(machines: Machines, ho
     assert lost == {
         "gpu-01": "the lock of gpu-01 was taken for gpuprov up by bob@ctl-2 (process 7), since 10:00"
     }
-    assert set(machines.asked[1:]) == {"gpu-02"}  # the lost lock is not requested again
+    assert set(machines.asked[1:]) == {"gpu-02"}  # no longer contacted after losing the lock
     assert machines.lock("gpu-01")["run"] == "run-2"  # type: ignore[index]
     assert machines.lock("gpu-02")["run"] == "run-1"  # type: ignore[index]
 

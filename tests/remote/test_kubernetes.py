@@ -289,7 +289,7 @@ def labels(served: Served) -> Any:
 def test_a_failed_node_leaves_its_pools_and_is_put_back_into_them(
     served: Served, cluster: Kubernetes
 ) -> None:
-    """Meanwhile it still counts as a member, because the limit on a pool depends on that."""
+    """A node outside its pools still counts as a member, because the limit on a pool depends on that."""
     served.api.change("gpu-01", {"metadata": {"labels": IN_POOLS | ELSE}}, "kubectl")
     before = cluster.look(["gpu-01"])["gpu-01"].pools
     cluster.drain(LOST)

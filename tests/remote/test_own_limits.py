@@ -116,7 +116,7 @@ def test_a_kernel_that_does_not_say_is_not_judged(tmp_path: Path, proc: Callable
 
 
 def test_connections_that_start_programs_are_not_many_at_once() -> None:
-    """They usually share one jump host, and its sshd rejects connections beyond a limit."""
+    """Such connections usually share one jump host, and its sshd rejects connections beyond a limit."""
     plain = [Route(Hop(f"192.0.2.{number}", 22, "ops")) for number in range(200)]
     through = [Route(Hop(f"192.0.2.{number}", 22, "ops", proxy_command=("nc",))) for number in range(200)]
     said: list[str] = []

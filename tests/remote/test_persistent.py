@@ -130,7 +130,7 @@ def test_a_connection_that_was_lost_meanwhile_is_made_anew_in_the_same_round(own
 
 
 def test_a_connection_that_is_lost_under_a_program_is_made_anew_too(own_sshd: Sshd, tmp_path: Path) -> None:
-    """As when a node reboots at that moment."""
+    """Simulates a node that reboots at that moment."""
     mark = tmp_path / "was here"
     killer = (
         "import os, signal\n"

@@ -87,7 +87,7 @@ def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
-    """They run if a finalizer is written in Python, as paramiko's are."""
+    """Other threads run if a finalizer is written in Python, as paramiko's are."""
     caller = threading.get_ident()
 
     def collected(phase: str, _info: object) -> None:

@@ -301,7 +301,7 @@ def test_roles_run_in_order_without_the_comparison_of_their_variables(
 def test_up_takes_out_a_broken_module_package_whatever_steps_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise `dpkg --configure -a`, the next task, would compile the module again and fail again."""
+    """Otherwise the next task, `dpkg --configure -a`, would compile the module again and fail again."""
     for name, said in (("dpkg", "nvidia-kernel-open-dkms"), ("dpkg-query", "installed x 1")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
         (tmp_path / name).chmod(0o755)

@@ -86,7 +86,7 @@ def test_signs_of_life_and_noise_are_no_events(play: Play) -> None:
 
 @pytest.mark.parametrize("kept", range(len(whole())))
 def test_a_stream_that_is_cut_anywhere_leaves_no_host_ok(play: Play, kept: int) -> None:
-    """They are not known to have failed, either: `up` observes them and continues with another worker."""
+    """The hosts did not fail for certain either: `up` observes them and continues with another worker."""
     outcomes = play(Script(lines({"event": "keepalive"}, *whole()[:kept]), noise=b"Killed\n"))
     assert {one.status for one in outcomes.values()} == {"unreachable"}
     assert "worker rack-1: its work ended too early: Killed" in outcomes["gpu-01"].message

@@ -353,7 +353,7 @@ def test_a_playbook_that_does_not_begin_at_a_worker_is_played_by_another(
 def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
     sshd: Sshd, standing: StandIn, tmp_path: Path
 ) -> None:
-    """Work is not repeated on unobserved hosts: another worker would do everything twice."""
+    """Nothing is repeated on unobserved hosts, since another worker would redo finished work."""
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
     assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())
     standing.commands["worker-a"] = broken(
@@ -432,7 +432,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         for name in ("_POLL", "_LOOK"):
             monkeypatch.setattr(units, name, 0.3)
         standing.cut("worker-a")
-        # The unit has lost its route to the controller; here it is queried over the same socket.
+        # Unit and controller share a socket here, so renaming the controller cuts the unit's route to it.
         monkeypatch.setattr("tests.support.receptor.CONTROLLER", "elsewhere")
         if not others:
             time.sleep(9)  # longer than a lease and its margin

@@ -106,7 +106,7 @@ def test_what_lies_between_nodes_belongs_to_none() -> None:
 
 
 def test_the_names_pass_promtools_lint() -> None:
-    """As `promtool check metrics` requires: base units, no misplaced unit or type, help everywhere."""
+    """Mirrors `promtool check metrics`: base units, no misplaced unit or type, help everywhere."""
     for family in prometheus.families(samples.demo()):
         assert family.help
         assert re.fullmatch(r"gpuprov_[a-z_]+", family.name)

@@ -12,7 +12,7 @@ TEMPLATE = (paths.ROLES / "node_health/templates/node-health.json.j2").read_text
 
 
 def test_in_a_play_without_those_roles_their_defaults_are_told() -> None:
-    """Otherwise gpuprov, which knows all defaults, would report drift after a play with only this role."""
+    """Otherwise gpuprov, which knows all defaults, would report drift after a play of only this role."""
     told = dict(re.findall(r"\{'(\w+)': \w+ \| default\((.*?)\)\}\) %\}", TEMPLATE))
     defaults = {name: value for role in all_roles().values() for name, value in role.defaults.items()}
     assert len(told) == 10
