@@ -195,20 +195,20 @@ def test_each_owner_exists_and_uses_what_it_owns() -> None:
 
 def distributions(*files: Path) -> set[str]:
     """Return the third-party distributions that these files import, by their names on PyPI."""
-    known = metadata.packages_distributions()
+    installed = metadata.packages_distributions()
     top = {module.partition(".")[0] for path in files for module in imports(path, types=True)}
     top -= {"provision", "gpuprov", LAB.name, "tests", "benchmarks", *sys.stdlib_module_names}
-    return {canonicalize_name(name) for module in top for name in known.get(module, [module])}
+    return {canonicalize_name(name) for module in top for name in installed.get(module, [module])}
 
 
 def declared(*extras: str, of: Path = ROOT.parent) -> set[str]:
     """Return the distributions that pip installs for the project in that folder with these extras."""
     project = tomllib.loads((of / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = [
+    requirements = [
         *project["dependencies"],
         *(one for extra in extras for one in project["optional-dependencies"][extra]),
     ]
-    return {canonicalize_name(Requirement(one).name) for one in found}
+    return {canonicalize_name(Requirement(one).name) for one in requirements}
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
@@ -237,13 +237,13 @@ def test_ansible_itself_is_imported_nowhere_but_in_our_modules_for_it() -> None:
 
 def decoded_json(path: Path) -> list[int]:
     """Return lines that decode JSON with Python's decoder, except of JSON that gpuprov has just encoded."""
-    found = []
+    lines = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "json":
-            found += [node.lineno] if node.attr in ("load", "loads", "JSONDecoder") else []
+            lines += [node.lineno] if node.attr in ("load", "loads", "JSONDecoder") else []
     return [
         line
-        for line in found
+        for line in lines
         if not re.search(r"json\.loads\(json\.dumps\(", text(path).splitlines()[line - 1])
     ]
 
@@ -272,12 +272,12 @@ def test_the_json_of_others_is_read_in_one_place() -> None:
 
 def circles(needs: dict[str, set[str]]) -> list[str]:
     """Return each import cycle once, as `a -> b -> a`."""
-    found: list[str] = []
+    import_cycles: list[str] = []
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
         if name in way:
-            found.append(" -> ".join((*way[way.index(name) :], name)))
+            import_cycles.append(" -> ".join((*way[way.index(name) :], name)))
         elif name not in done:
             for other in sorted(needs.get(name, ())):
                 visit(other, (*way, name))
@@ -285,7 +285,7 @@ def circles(needs: dict[str, set[str]]) -> list[str]:
 
     for name in needs:
         visit(name, ())
-    return found
+    return import_cycles
 
 
 def test_no_two_modules_need_each_other() -> None:

@@ -35,12 +35,12 @@ def scripts() -> dict[str, str]:
 
 def commands(script: str) -> list[list[str]]:
     """Return the arguments of every gpuprov call."""
-    found = []
+    calls = []
     for line in script.splitlines():
         match = re.match(r"^\s*(?:\.venv/bin/)?gpuprov (.*?)(?: \|\| .*)?$", line)
         if match:
-            found.append(shlex.split(match[1]))
-    return found
+            calls.append(shlex.split(match[1]))
+    return calls
 
 
 @pytest.mark.parametrize("name", ["github", "gitlab"])

@@ -97,14 +97,14 @@ def _is_re(node: ast.Call) -> bool:
 
 def compared(path: Path) -> set[str]:
     """Return the patterns and compared texts of a file, except our own names."""
-    found: set[str] = set()
+    results: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         texts = {one for operand in operands(node) for one in constants(operand)}
         if isinstance(node, ast.Call) and _is_re(node):
-            found |= {one for one in texts if re.search(r"[A-Za-z]{3}", one)}
+            results |= {one for one in texts if re.search(r"[A-Za-z]{3}", one)}
         else:
-            found |= {one for one in texts if is_a_tools(one)}
-    return found
+            results |= {one for one in texts if is_a_tools(one)}
+    return results
 
 
 def compared_by_name() -> set[str]:
@@ -155,14 +155,14 @@ def compared_by_role(path: Path) -> set[str]:
 
 def everything_compared() -> dict[str, set[str]]:
     """Return file → texts compared in that file."""
-    found = {str(path.relative_to(PACKAGE)): compared(path) for path in READERS}
-    found |= {
+    by_file = {str(path.relative_to(PACKAGE)): compared(path) for path in READERS}
+    by_file |= {
         str(path.relative_to(ROOT)): compared_by_role(path)
         for part in ("tasks/*.yml", "vars/*.yml", "expect.yml")
         for path in ROOT.glob(f"roles/*/{part}")
         if path.name != "preflight.yml"  # judges input written by a person
     }
-    return {file: texts for file, texts in found.items() if texts}
+    return {file: texts for file, texts in by_file.items() if texts}
 
 
 def listed() -> dict[str, set[str]]:

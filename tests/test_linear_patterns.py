@@ -45,7 +45,7 @@ def used(path: Path) -> set[Used]:
     file = path.relative_to(ROOT).as_posix()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     called: dict[str, set[str]] = {}
-    found: set[Used] = set()
+    patterns: set[Used] = set()
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -58,7 +58,7 @@ def used(path: Path) -> set[Used]:
             flags = [
                 one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr.isupper()
             ]
-            found.add((file, first.value, sum(getattr(re, flag) for flag in set(flags)), mode))
+            patterns.add((file, first.value, sum(getattr(re, flag) for flag in set(flags)), mode))
     if "re.compile" in path.read_text(encoding="utf-8"):
         name = ".".join(("provision", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
             ".__init__"
@@ -66,8 +66,8 @@ def used(path: Path) -> set[Used]:
         for variable, value in vars(importlib.import_module(name)).items():
             for pattern in _patterns(value):
                 for mode in called.get(variable, {"search"}):
-                    found.add((file, pattern.pattern, pattern.flags, mode))
-    return found
+                    patterns.add((file, pattern.pattern, pattern.flags, mode))
+    return patterns
 
 
 def example(items: Any, prefixes: set[str], before: str = "") -> str:

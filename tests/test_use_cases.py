@@ -34,8 +34,8 @@ def derived(verb: str, parser: Parser) -> Iterator[str]:
     if not parser.verbs:
         yield ""
         yield from options(verb, parser)
-    for word, child in parser.verbs.items():
-        before = "" if word == parser.usual else word
+    for subverb, child in parser.verbs.items():
+        before = "" if subverb == parser.usual else subverb
         yield before
         for case in options(verb, child) if verb != "lab" else ():
             yield f"{before} {case}".strip()
@@ -75,17 +75,17 @@ def source(file: Path) -> str:
 def modules_of(file: Path) -> frozenset[Path]:
     """Return a test's modules: `file`, its conftest.py files, and their imports within tests."""
     folders = [parent for parent in file.parents if TESTS in (parent, *parent.parents)]
-    found: set[Path] = set()
+    modules: set[Path] = set()
     waiting = [file, *(folder / "conftest.py" for folder in folders)]
     while waiting:
         path = waiting.pop()
-        if path in found or not path.is_file():
+        if path in modules or not path.is_file():
             continue
-        found.add(path)
+        modules.add(path)
         for module, names in IMPORTS.findall(source(path)):
             base = TESTS.parent.joinpath(*module.split("."))
             waiting += [base.with_suffix(".py"), *(base / f"{name.strip()}.py" for name in names.split(","))]
-    return frozenset(found)
+    return frozenset(modules)
 
 
 @cache

@@ -32,8 +32,8 @@ def trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
     def answer(node: Node, asked: Collection[str]) -> Observation:
         mine = dict(different.get(node.name, {}))
         error, problems = mine.pop("error", None), mine.pop("problems", {})
-        wanted = promised(stack.declared(node, {}), BASE)
-        whole = {**unknown(asked, "6.1.0"), **wanted, **BASE, **mine}
+        expected = promised(stack.declared(node, {}), BASE)
+        whole = {**unknown(asked, "6.1.0"), **expected, **BASE, **mine}
         facts = {} if error else {name: whole[name] for name in whole if name not in problems}
         return Observation(node.name, facts, problems, error, bool(error))
 
@@ -272,9 +272,9 @@ def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
     before = observe.observe
 
     def interrupted(nodes: Any, ask: Any, *, on_done: Any, **options: Any) -> Any:
-        found = before(nodes, ask, on_done=None, **options)
+        observed = before(nodes, ask, on_done=None, **options)
         for name in ("gpu-03", "gpu-02"):
-            on_done(found[name])
+            on_done(observed[name])
         at_that_time = store.latest("drift")
         assert [each["node"] for each in at_that_time.read("facts")] == ["gpu-03", "gpu-02"]
         raise KeyboardInterrupt

@@ -48,8 +48,8 @@ def everywhere(value: str) -> str:
 def held(age: str) -> str:
     """Return the answer of a node that another run has locked for `age` seconds."""
     holder = '{"run": "20261128T100000.000Z-up", "node": "a", "who": "ann", "since": "10:00", "verb": "up"}'
-    told = {"state": '"held"', "holder": holder, "age": age, "time": str(time.time())}
-    return _answer(told | {"gpuprov": INNER % (age, age, age)})
+    fields = {"state": '"held"', "holder": holder, "age": age, "time": str(time.time())}
+    return _answer(fields | {"gpuprov": INNER % (age, age, age)})
 
 
 def _answer(fields: Mapping[str, str]) -> str:
@@ -99,12 +99,12 @@ CASES = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the inventory. Locks go below it, not into this machine's /run."""
-    told = fleet_lock._program
+    unpatched = fleet_lock._program
 
     def elsewhere(request: Any) -> str:
-        place = tmp_path / str(request["node"])
-        place.mkdir(exist_ok=True)
-        return told({**request, "folder": str(place / "locks"), "root": str(place)})
+        home = tmp_path / str(request["node"])
+        home.mkdir(exist_ok=True)
+        return unpatched({**request, "folder": str(home / "locks"), "root": str(home)})
 
     monkeypatch.setattr(fleet_lock, "_program", elsewhere)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))

@@ -25,16 +25,16 @@ PIN = "file./etc/apt/preferences.d/gpuprov-lock"
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
     """Node → installed packages; a fleet of three L40S nodes that reports them."""
-    there: Facts = {name: {"libnccl2": "2.29.7-1"} for name in ("gpu-01", "gpu-02", "gpu-03")}
+    installed: Facts = {name: {"libnccl2": "2.29.7-1"} for name in ("gpu-01", "gpu-02", "gpu-03")}
 
     def answer(node: Node, asked: Collection[str]) -> Observation:
-        mine = there[node.name]
+        mine = installed[node.name]
         if "error" in mine:
             return Observation(node.name, error=mine["error"])
         return Observation(node.name, {fact: fact_of(fact, mine) for fact in asked} | BASE)
 
-    fleet_here(monkeypatch, tmp_path, tuple(there), answer)
-    return there
+    fleet_here(monkeypatch, tmp_path, tuple(installed), answer)
+    return installed
 
 
 def fact_of(fact: str, mine: Mapping[str, Any]) -> Any:
@@ -88,11 +88,11 @@ def test_a_lock_of_some_nodes_says_that_other_kinds_are_refused(capsys: pytest.C
 @pytest.mark.usefixtures("packages")
 def test_a_lock_that_holds_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """With an inventory's own gpuprov_roles, no role pins packages, so no node is rejected."""
-    told = "gpu-01: not held to it, since gpuprov_roles there leaves out package_lock: add it"
+    note = "gpu-01: not held to it, since gpuprov_roles there leaves out package_lock: add it"
     words = ("lock", "--nodes", "gpu-01", "--force")
     code, out, err = observed.gpuprov(capsys, *words, "--set", "gpuprov_roles=[nccl]")
     assert code == ExitCode.OK, err
-    assert told in out
+    assert note in out
     assert "refuse nodes of any other" not in out
     assert "not held to it" not in gpuprov(capsys, *words)[1]
 

@@ -58,7 +58,7 @@ def table() -> list[list[str]]:
 
 def code(text: str) -> list[str]:
     """Return the texts in backticks; each is cut at an ellipsis."""
-    return [found.partition("…")[0] for found in re.findall(r"`([^`]+)`", text)]
+    return [quoted.partition("…")[0] for quoted in re.findall(r"`([^`]+)`", text)]
 
 
 def cases() -> list[Any]:

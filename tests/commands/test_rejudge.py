@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     healthy = FIXTURE.read_text(encoding="utf-8")
     shares = {"gpu-01": 1.0, "gpu-02": 0.97, "gpu-03": 0.94}
-    return measured(tmp_path / "runs", {node: slower(healthy, share) for node, share in shares.items()})
+    return measured(tmp_path / "runs", {node: slower(healthy, factor) for node, factor in shares.items()})
 
 
 def lowest(run: RunFolder, node: str) -> float:

@@ -79,9 +79,9 @@ def run(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def shown(served: Served, name: str) -> tuple[str, str, str]:
     """Return a node's label, and the status and message of its condition."""
-    found = served.api.node(name)
-    (said,) = (one for one in found["status"]["conditions"] if one["type"] == "GpuHealthy")
-    return found["metadata"]["labels"]["gpuprov.io/verdict"], said["status"], said["message"]
+    resource = served.api.node(name)
+    (condition,) = (one for one in resource["status"]["conditions"] if one["type"] == "GpuHealthy")
+    return resource["metadata"]["labels"]["gpuprov.io/verdict"], condition["status"], condition["message"]
 
 
 def test_each_verdict_stands_on_its_node(

@@ -83,16 +83,16 @@ def _said(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
             continue
         if call.func.id == "Measurement" and not names & {"finding_on", "by_threshold"}:
             continue
-        named = {word.arg: word.value for word in call.keywords}
-        place = _PLACES[call.func.id]
-        if "metric" in named or len(call.args) > place:
-            yield named.get("metric") or call.args[place]
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        position = _PLACES[call.func.id]
+        if "metric" in named or len(call.args) > position:
+            yield named.get("metric") or call.args[position]
 
 
 def of_check(check: str) -> set[str]:
     """Return every metric that a finding of this check can have.
     Raises AssertionError for a computed metric that is missing in _COMPUTED."""
-    found: set[str] = set()
+    metrics: set[str] = set()
     for module in MODULES[check]:
         name = module.__name__.rpartition(".")[2]
         for function in ast.walk(ast.parse(inspect.getsource(module))):
@@ -100,8 +100,8 @@ def of_check(check: str) -> set[str]:
                 continue
             for metric in _said(function):
                 if isinstance(metric, ast.Constant):
-                    found.add(str(metric.value))
+                    metrics.add(str(metric.value))
                 else:
                     assert (name, function.name) in _COMPUTED, f"{name}.{function.name} computes a metric"
-                    found.update(_COMPUTED[name, function.name])
-    return found
+                    metrics.update(_COMPUTED[name, function.name])
+    return metrics

@@ -72,8 +72,8 @@ class Panel:
 
     def headings(self) -> dict[str, str]:
         """Return the column headings of a table by label or `Value #A`."""
-        found = [one["options"] for one in self.json["transformations"] if one["id"] == "organize"]
-        renamed: dict[str, str] = found[0]["renameByName"]
+        organize = [one["options"] for one in self.json["transformations"] if one["id"] == "organize"]
+        renamed: dict[str, str] = organize[0]["renameByName"]
         return renamed
 
 
@@ -142,11 +142,11 @@ def answers(address: str, target: Target, values: Mapping[str, str], now: float)
     """Return a query's series at `now` (seconds since 1970), over several steps if the panel has lines."""
     query = filled_in(target.expr, values)
     if target.instant:
-        found = api(address, "query", query=query, time=f"{now:.3f}")["result"]
-        return [Series(one["metric"], float(one["value"][1])) for one in found]
+        result = api(address, "query", query=query, time=f"{now:.3f}")["result"]
+        return [Series(one["metric"], float(one["value"][1])) for one in result]
     span = {"start": f"{now - 5:.3f}", "end": f"{now:.3f}", "step": "1"}
-    found = api(address, "query_range", query=query, **span)["result"]
-    return [Series(one["metric"], float(one["values"][-1][1])) for one in found]
+    result = api(address, "query_range", query=query, **span)["result"]
+    return [Series(one["metric"], float(one["values"][-1][1])) for one in result]
 
 
 def choice(node: str, rack: str, gpu: int = 0) -> dict[str, str]:
@@ -169,7 +169,7 @@ def unanswered(panel: Panel, *pictures: Mapping[str, list[Series]]) -> list[str]
     return [
         target.expr
         for target in panel.targets
-        if not any(found[target.ref] for found in pictures)
+        if not any(series[target.ref] for series in pictures)
         and not (fields(target) and fields(target) <= OPTIONAL)
     ]
 

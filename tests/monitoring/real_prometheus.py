@@ -160,13 +160,13 @@ def scraped_fleet(folder: Path) -> Iterator[Fleet]:
 def _scraped(address: str, server: subprocess.Popen[bytes], log: Path) -> float:
     """Wait until all targets have enough scrapes for a rate, and return the time to query."""
     deadline = time.monotonic() + 60
-    wanted = "count(count_over_time(up[10s]) >= 9) == 7 and count(up == 1) == 6"
+    query = "count(count_over_time(up[10s]) >= 9) == 7 and count(up == 1) == 6"
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            found = api(address, "query", query=wanted)["result"]
+            result = api(address, "query", query=query)["result"]
         except OSError:  # still starting
-            found = []
-        if found:
-            return float(found[0]["value"][0])
+            result = []
+        if result:
+            return float(result[0]["value"][0])
         time.sleep(0.5)
     pytest.fail(f"Prometheus did not scrape all targets within a minute:\n{log.read_text()[-3000:]}")

@@ -42,8 +42,8 @@ def selectors(expression: str) -> list[str]:
 def fits(selector: str, labels: dict[str, str]) -> bool:
     """Check whether a selector matches a finding with these labels, as Prometheus does (whole values)."""
     for name, operator, value in _MATCHER.findall(selector):
-        found = labels.get(name, "")
-        same = re.fullmatch(value, found) is not None if "~" in operator else found == value
+        label = labels.get(name, "")
+        same = re.fullmatch(value, label) is not None if "~" in operator else label == value
         if same == operator.startswith("!"):
             return False
     return True

@@ -107,8 +107,8 @@ def answered(
 
 def some(target: Target) -> dict[str, Any]:
     """Return a promtool test that the query returns a series."""
-    wanted = [{"labels": "{}", "value": 1}]
-    return {"expr": f"clamp_max(count({asked(target)}), 1)", "eval_time": "15m", "exp_samples": wanted}
+    expected = [{"labels": "{}", "value": 1}]
+    return {"expr": f"clamp_max(count({asked(target)}), 1)", "eval_time": "15m", "exp_samples": expected}
 
 
 def test_every_panel_with_a_counterpart_shows_a_node_with_amds_gpus_alone(

@@ -62,12 +62,12 @@ def test_the_files_are_what_the_script_writes(tmp_path: Path) -> None:
 @each_board
 def test_grafana_10_to_12_read_it(name: str) -> None:
     """Schema 38 belongs to Grafana 10.0: later versions migrate it, while version 10 rejects a newer one."""
-    found = board(name)
-    assert found["schemaVersion"] == 38
-    assert found["uid"] == f"gpuprov-{name}"
-    assert found["tags"] == ["gpuprov"]
-    assert found["title"].startswith("gpuprov: ")
-    assert "id" not in found, "the id of one Grafana's database"
+    dashboard = board(name)
+    assert dashboard["schemaVersion"] == 38
+    assert dashboard["uid"] == f"gpuprov-{name}"
+    assert dashboard["tags"] == ["gpuprov"]
+    assert dashboard["title"].startswith("gpuprov: ")
+    assert "id" not in dashboard, "the id of one Grafana's database"
 
 
 def test_titles_and_uids_are_unique() -> None:
@@ -226,11 +226,11 @@ def test_every_query_is_promql(promtool: str, tmp_path: Path) -> None:
     """promtool checks a recording rule for each expression."""
     rules = [
         {
-            "record": f"panel_{place}",
+            "record": f"panel_{number}",
             "expr": filled_in(target.expr, SOME_VALUES),
             "labels": {"panel": str(panel)},
         }
-        for place, (panel, target) in enumerate(
+        for number, (panel, target) in enumerate(
             (panel, target) for panel in PANELS for target in panel.targets
         )
     ]

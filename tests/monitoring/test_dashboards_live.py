@@ -86,10 +86,10 @@ def test_a_line_is_one_line_whatever_happens_to_its_node(fleet: Fleet, panel: Pa
     for target in panel.targets:
         if panel.kind in ("timeseries", "state-timeline", "status-history"):
             everything = {**CHOSEN["broken"], "rack": ".*"}
-            found = answers(fleet.address, target, everything, fleet.now)
+            series = answers(fleet.address, target, everything, fleet.now)
             names = [
                 tuple(one.labels.get(label, "") for label in sorted(legend_labels(target.legend)))
-                for one in found
+                for one in series
             ]
             assert len(names) == len(set(names)), target.expr
 
@@ -106,13 +106,13 @@ def test_variables_offer_what_is_there(fleet: Fleet, name: str) -> None:
         offered[one["name"]] = api(
             fleet.address, f"label/{label}/values", **{"match[]": filled_in(selector, values)}
         )
-    wanted = {
+    expected = {
         "rack": ["r1", "r2"],
         "sku": ["h100-sxm"],
         "instance": ["broken", "healthy", "off", "silent"],
         "gpu": ["0", "1", "2", "3", "4", "5", "7"],
     }
-    assert offered == {key: wanted[key] for key in offered}
+    assert offered == {key: expected[key] for key in offered}
 
 
 # --- the first things to see at three in the morning ---

@@ -279,7 +279,7 @@ def planned(shape: Shape) -> set[str]:
     fleet, _ = fleet_options.load(options)
     files = fleet.vault_password_files
     seen = observe(list(fleet.nodes.values()), {}, timeout=30, vault_password_files=files)
-    return {name for name, said in seen.items() if said.error is None}
+    return {name for name, observation in seen.items() if observation.error is None}
 
 
 def played(shape: Shape, folder: Path) -> set[str]:
@@ -293,7 +293,7 @@ def played(shape: Shape, folder: Path) -> set[str]:
         {name: node.variables for name, node in fleet.nodes.items()},
         vault_password_files=fleet.vault_password_files,
     )
-    return {name for name, said in outcomes.items() if said.status == "ok"}
+    return {name for name, outcome in outcomes.items() if outcome.status == "ok"}
 
 
 def pinged(shape: Shape) -> set[str]:

@@ -464,8 +464,8 @@ def test_a_lock_whose_answer_was_lost_is_given_back_or_named(
         answers = machines.run(programs)
         return answers | {node: NodeError(kind, "it prints", "look") for node in drowned if node in answers}
 
-    said: list[str] = []
-    with fleet_lock.held(FleetLock("run-1", run), ["gpu-01", "gpu-02"], say=said.append) as answers:
+    messages: list[str] = []
+    with fleet_lock.held(FleetLock("run-1", run), ["gpu-01", "gpu-02"], say=messages.append) as answers:
         assert answers["gpu-01"].error
         assert machines.lock("gpu-01")  # it was locked nonetheless
         machines.age("gpu-01", 0.0)
@@ -473,7 +473,7 @@ def test_a_lock_whose_answer_was_lost_is_given_back_or_named(
             drowned.clear()
     assert machines.lock("gpu-01") is None
     assert machines.lock("gpu-02") is None
-    assert [line.partition(":")[0] for line in said] == ([] if recovers else ["gpu-01"])
+    assert [line.partition(":")[0] for line in messages] == ([] if recovers else ["gpu-01"])
 
 
 def test_a_dead_node_is_not_asked_for_a_lock_it_cannot_have(machines: Machines) -> None:
@@ -611,19 +611,19 @@ def test_a_release_that_is_interrupted_names_the_nodes_that_stay_locked(
 ) -> None:
     """A second Ctrl-C arrives while nodes are being unlocked."""
     lock = controller(machines, "run-1")
-    said: list[str] = []
+    printed: list[str] = []
 
     def interrupted(_what: str, _nodes: object) -> None:
         raise KeyboardInterrupt
 
     def run() -> None:
-        with fleet_lock.held(lock, ["gpu-01", "gpu-02"], say=said.append):
+        with fleet_lock.held(lock, ["gpu-01", "gpu-02"], say=printed.append):
             monkeypatch.setattr(lock, "_ask", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert [line.partition(":")[0] for line in said] == ["gpu-[01-02]"]
-    assert "could not be released; it ends by itself within 30 min" in said[0]
+    assert [line.partition(":")[0] for line in printed] == ["gpu-[01-02]"]
+    assert "could not be released; it ends by itself within 30 min" in printed[0]
 
 
 @pytest.mark.parametrize(

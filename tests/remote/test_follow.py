@@ -119,12 +119,12 @@ def test_a_node_whose_connection_is_lost_is_told_and_comes_back(own_sshd: Sshd, 
 
 def sessions_before(sshd: Sshd, taken: Taken) -> list[int]:
     """Return the connection PIDs of an sshd that has ended: the parents of the programs they run."""
-    found = []
-    for said in taken.of.values():
-        stat = Path(f"/proc/{said[0]}/stat").read_text().rpartition(")")[2].split()
-        found.append(int(stat[1]))
+    parents = []
+    for outputs in taken.of.values():
+        stat = Path(f"/proc/{outputs[0]}/stat").read_text().rpartition(")")[2].split()
+        parents.append(int(stat[1]))
     assert sshd.process.poll() is not None
-    return found
+    return parents
 
 
 def test_a_program_that_ends_is_started_again(own_sshd: Sshd, taken: Taken) -> None:

@@ -170,9 +170,9 @@ def test_extra_variables_and_what_only_ansible_reaches_are_no_way_around_it(
     for file in known_hosts(tmp_path):
         file.write_text(f"[127.0.0.1]:{sshd.port} {' '.join(public)}\n")
     before = sshd.logins()
-    found = by_ansible(foreign, tmp_path, ansible_host_key_checking=False, ansible_ssh_args=NO)
-    assert sshd.logins() == before, found
-    assert not [name for name, text in found.items() if "host key" not in text.lower()], found
+    outcomes = by_ansible(foreign, tmp_path, ansible_host_key_checking=False, ansible_ssh_args=NO)
+    assert sshd.logins() == before, outcomes
+    assert not [name for name, text in outcomes.items() if "host key" not in text.lower()], outcomes
 
 
 def test_a_jump_host_that_the_ssh_config_does_not_check_is_checked(

@@ -198,8 +198,8 @@ def test_of_two_watches_one_gets_the_lease(served: Served, cluster: Kubernetes) 
     mine, theirs = Lease("f", "h1", 1, "ctl-1:/home/" + "é" * 300), Lease("f", "h2", 1, "ctl-2:/home")
     assert cluster.lease({"gpu-02": mine}, {"gpu-02": None}) == {}
     served.api.meddling = [{"metadata": {"annotations": {"gpuprov.io/watch": put("", theirs)}}}]
-    said = cluster.lease({"gpu-01": mine}, {"gpu-01": None})
-    assert said == {"gpu-01": "another watch changed its lease just now"}
+    errors = cluster.lease({"gpu-01": mine}, {"gpu-01": None})
+    assert errors == {"gpu-01": "another watch changed its lease just now"}
     assert [one.lease for one in cluster.look(["gpu-01", "gpu-02"]).values()] == [theirs, mine]
     assert cluster.lease({"gpu-02": None}, {"gpu-02": mine}) == {}
     assert "gpuprov.io/watch" not in served.api.node("gpu-02")["metadata"].get("annotations", {})

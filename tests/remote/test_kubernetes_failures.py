@@ -49,12 +49,12 @@ def one(kubeconfig: Path | None, timeout: float = 20.0, context: str = "") -> Ku
 
 def told(cluster: Kubernetes) -> str:
     """Return the error of a failed observation, after checking that it is one line without the token."""
-    found = cluster.look(["gpu-01"])["gpu-01"]
-    assert found.error
-    assert "\n" not in found.error
-    assert TOKEN not in found.error
-    assert (found.state, found.takes_jobs, found.jobs) == ("", False, ())
-    return found.error
+    node = cluster.look(["gpu-01"])["gpu-01"]
+    assert node.error
+    assert "\n" not in node.error
+    assert TOKEN not in node.error
+    assert (node.state, node.takes_jobs, node.jobs) == ("", False, ())
+    return node.error
 
 
 # --- what it answers
@@ -345,8 +345,8 @@ def test_a_server_that_sends_a_byte_now_and_then_ends_the_call(tmp_path: Path, h
     pieces = itertools.chain([head] if head else [], itertools.repeat(b"x"))
     with contextlib.contextmanager(slow)(pieces, 0.3) as url:
         began = time.monotonic()
-        said = told(one(kubernetes_api.kubeconfig(tmp_path / "kubeconfig", url), timeout=2.0))
-    assert "did not answer in time" in said
+        error = told(one(kubernetes_api.kubeconfig(tmp_path / "kubeconfig", url), timeout=2.0))
+    assert "did not answer in time" in error
     assert time.monotonic() - began < 15
 
 

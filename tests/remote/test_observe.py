@@ -132,15 +132,15 @@ def test_nodes_only_ansible_can_reach(sshd: Any) -> None:
         Node("broken", (), {"ansible_connection": "no.such.plugin", "ansible_become": False}),
         sshd.node("direct", ansible_become=False),
     ]
-    told: list[str] = []
+    reported: list[str] = []
     ask = {node.name: ASKED | {tricky} for node in nodes}
-    found = observe(nodes, ask, on_done=lambda seen: told.append(seen.node))
-    assert sorted(told) == ["broken", "direct", "local"]
-    assert found["local"].error is None
-    assert found["local"].facts == found["direct"].facts
-    assert found["local"].facts[tricky] is False
-    assert found["broken"].error
-    assert found["broken"].facts == {}
+    observed = observe(nodes, ask, on_done=lambda seen: reported.append(seen.node))
+    assert sorted(reported) == ["broken", "direct", "local"]
+    assert observed["local"].error is None
+    assert observed["local"].facts == observed["direct"].facts
+    assert observed["local"].facts[tricky] is False
+    assert observed["broken"].error
+    assert observed["broken"].facts == {}
 
 
 def test_ansible_finds_no_template_in_what_a_node_is_asked() -> None:

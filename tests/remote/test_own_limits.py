@@ -119,7 +119,7 @@ def test_connections_that_start_programs_are_not_many_at_once() -> None:
     """Such connections usually share one jump host, and its sshd rejects connections beyond a limit."""
     plain = [Route(Hop(f"192.0.2.{number}", 22, "ops")) for number in range(200)]
     through = [Route(Hop(f"192.0.2.{number}", 22, "ops", proxy_command=("nc",))) for number in range(200)]
-    said: list[str] = []
-    assert fitting(plain, 512, said.append) == 200
-    assert fitting(through, 512, said.append) == 64
-    assert said == []
+    messages: list[str] = []
+    assert fitting(plain, 512, messages.append) == 200
+    assert fitting(through, 512, messages.append) == 64
+    assert messages == []

@@ -79,11 +79,11 @@ def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPa
         return "fine"
 
     pool = HostPool(["stuck", "a", "b"], work, seconds=0.1, threads=1)
-    found = gathered(pool)
+    results = gathered(pool)
     stuck.set()
-    assert isinstance(found["stuck"], NodeError)
-    assert found["stuck"].kind == "hung"
-    assert (found["a"], found["b"]) == ("fine", "fine")
+    assert isinstance(results["stuck"], NodeError)
+    assert results["stuck"].kind == "hung"
+    assert (results["a"], results["b"]) == ("fine", "fine")
 
 
 def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
@@ -99,7 +99,7 @@ def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
         return name
 
     names = [f"n{number}" for number in range(8000)]
-    pool, found, kept = HostPool(names, work, seconds=60, threads=64), dict[str, object](), list[object]()
+    pool, results, kept = HostPool(names, work, seconds=60, threads=64), dict[str, object](), list[object]()
     usual = gc.get_threshold()
     gc.callbacks.append(collected)
     gc.set_threshold(20)
@@ -109,12 +109,12 @@ def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
             gc.disable()
             kept.append([(number, number) for number in range(2500)])
             gc.enable()
-            found.update((done.name, done.result) for done in pool.gather(0.01))
+            results.update((done.name, done.result) for done in pool.gather(0.01))
     finally:
         gc.enable()
         gc.set_threshold(*usual)
         gc.callbacks.remove(collected)
-    assert found == {name: name for name in names}
+    assert results == {name: name for name in names}
 
 
 def test_nothing_more_is_started_once_it_is_stopped() -> None:

@@ -162,9 +162,9 @@ def test_who_does_not_answer_is_asked_once_for_all_nodes() -> None:
     """Each query may take half a minute, and the watch is killed after five minutes."""
     cluster, names, one, trips = fleet_of(1000)
     cluster.down = "scontrol: no answer after 30 s"
-    words = one.look(names)
-    assert list(words) == names
-    assert {word.error for word in words.values()} == {cluster.down}
+    states = one.look(names)
+    assert list(states) == names
+    assert {state.error for state in states.values()} == {cluster.down}
     assert one.drain(dict.fromkeys(names, "x")) == dict.fromkeys(names, cluster.down)
     assert trips == [2, 1]
 

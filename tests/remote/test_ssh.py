@@ -316,8 +316,8 @@ def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
 
 def test_a_node_that_hangs_up_at_once(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None:
     """The connection is retried until the deadline; the error gives the number of tries and a remedy."""
-    way = route(sshd.node(ansible_port=serve(lambda connection: connection.close())))
-    error = trouble(ssh, way, seconds=3)
+    target = route(sshd.node(ansible_port=serve(lambda connection: connection.close())))
+    error = trouble(ssh, target, seconds=3)
     assert error.kind == "unreachable"
     # Pauses are drawn from the upper half of 0.5, 1 and 2 s: two (a slow machine) to four tries fit.
     assert re.search(r"closed the connection before an SSH banner came \([2-4] tries in \d s\)", error.what)
@@ -331,16 +331,16 @@ def test_an_sshd_that_takes_few_connections_at_a_time_is_tried_again(
     """OpenSSH closes connections beyond MaxStartups before the banner; the others are soon through."""
     narrow = type(sshd)(tmp_path, sshd.program, max_startups=1)
     try:
-        way, inner = route(narrow.node()), route(sshd.node())
-        known = f"-F none -o UserKnownHostsFile={narrow.known_hosts} -o BatchMode=yes"
-        proxy = f"ssh {known} -i {narrow.key_file} -p {narrow.port} -l {narrow.user} -W %h:%p 127.0.0.1"
-        ways = {
-            "directly": way,
-            "a jump host of its own": replace(inner, jumps=(way.target,)),
+        outer, inner = route(narrow.node()), route(sshd.node())
+        options = f"-F none -o UserKnownHostsFile={narrow.known_hosts} -o BatchMode=yes"
+        proxy = f"ssh {options} -i {narrow.key_file} -p {narrow.port} -l {narrow.user} -W %h:%p 127.0.0.1"
+        routes = {
+            "directly": outer,
+            "a jump host of its own": replace(inner, jumps=(outer.target,)),
             "a proxy command": route(sshd.node(ssh_args=f"-o 'ProxyCommand={proxy}'")),
         }
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            answers = list(pool.map(lambda _: Ssh().ask(ways[behind], PROGRAM, 60), range(12)))
+            answers = list(pool.map(lambda _: Ssh().ask(routes[behind], PROGRAM, 60), range(12)))
     finally:
         narrow.stop()
     assert all(ANSWER.encode() in answer for answer in answers)
@@ -446,9 +446,9 @@ def test_a_node_that_never_answers_a_request_is_cut_off(
             return True
 
     ssh = Ssh()
-    way = route(sshd.node(**serve_ssh(Stuck(None))))
+    target = route(sshd.node(**serve_ssh(Stuck(None))))
     errors: list[NodeError] = []
-    thread = threading.Thread(target=lambda: errors.append(trouble(ssh, way, seconds=0.5)))
+    thread = threading.Thread(target=lambda: errors.append(trouble(ssh, target, seconds=0.5)))
     thread.start()
     while thread.is_alive():
         ssh.expire()

@@ -43,8 +43,8 @@ def fleet(count: int) -> list[bytes]:
 
 def passed(outputs: list[bytes]) -> list[bytes]:
     """Return the outputs after sending them through a stream as events."""
-    there, here = Answers(), Answers()
-    return [here.unpacked(json.loads(json.dumps(there.packed(output)))) for output in outputs]
+    sender, receiver = Answers(), Answers()
+    return [receiver.unpacked(json.loads(json.dumps(sender.packed(output)))) for output in outputs]
 
 
 _members = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["1", "22", "é", ',"', "\\", "\n"]))
@@ -80,10 +80,10 @@ def test_nodes_of_several_kinds_are_told_apart() -> None:
         [answer(**{f"{kind}.{name}": "x" * 10 for name in range(20)}, n=n) for n in range(5)]
         for kind in "abc"
     ]
-    there = Answers()
-    said = [there.packed(one) for turn in zip(*kinds, strict=True) for one in turn]
-    assert all("output" in one for one in said[:3])
-    assert all(one["like"] == place % 3 and len(one["parts"]) <= 1 for place, one in enumerate(said[3:]))
+    sender = Answers()
+    events = [sender.packed(one) for turn in zip(*kinds, strict=True) for one in turn]
+    assert all("output" in one for one in events[:3])
+    assert all(one["like"] == number % 3 and len(one["parts"]) <= 1 for number, one in enumerate(events[3:]))
 
 
 @pytest.mark.parametrize("filling", [',"' * 400, "x" * 500, '","' * 100])

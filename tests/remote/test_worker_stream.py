@@ -529,21 +529,21 @@ def test_an_answer_like_none_that_there_was_is_for_another_worker(
 ) -> None:
     """Events before it count; events after it are unreliable."""
     names = [f"gpu-{number}" for number in range(3)]
-    said = [
+    events = [
         event(worker_stream.OUTPUT, 1, host="gpu-0", output='{"a":1,"b":2}', seconds=0.5),
         event(worker_stream.OUTPUT, 2, host="gpu-1", seconds=0.5, **data),
         event(worker_stream.OUTPUT, 3, host="gpu-2", like=0, parts=[], seconds=0.5),
     ]
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     left = ask(
-        share(standing, Script(lines(*said)), {name: {} for name in names}),
+        share(standing, Script(lines(*events)), {name: {} for name in names}),
         dict.fromkeys(names, ("a", "b")),
-        lambda name, output, _seconds: found.update({name: output}),
+        lambda name, output, _seconds: outputs.update({name: output}),
         lambda _line: None,
         timeout=5,
         connections=2,
     )
-    assert found == {"gpu-0": b'{"a":1,"b":2}'}
+    assert outputs == {"gpu-0": b'{"a":1,"b":2}'}
     assert list(left) == names[1:]
     assert {trouble.what for trouble in left.values()} == {
         f"worker rack-1: its answer is not understood: {words}"

@@ -366,8 +366,8 @@ def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
     assert "worker worker-a: its work ended too early: signal: killed" in outcomes["gpu-01"].message
     assert {name: one.lost for name, one in outcomes.items()} == {"gpu-01": True, "gpu-02": False}
     before = len(standing.every)
-    found = observe(fleet.nodes.values(), {})
-    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    observed = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in observed.items()} == dict.fromkeys(fleet.nodes)
     assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
 
 
@@ -402,8 +402,8 @@ def test_a_worker_that_is_cut_off_after_its_greeting_is_given_nothing(
     assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
     before = len(standing.every)
     standing.cut("worker-a")
-    found = observe(fleet.nodes.values(), {})
-    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    observed = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in observed.items()} == dict.fromkeys(fleet.nodes)
     assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
 
 

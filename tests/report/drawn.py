@@ -18,10 +18,10 @@ from provision.report.heatmaps import Drawn
 
 def source(drawn: Image | Drawn) -> str:
     """Return the markup of a chart or of all its maps, after checking that it is well-formed."""
-    found = [drawn] if isinstance(drawn, Image) else [image for _, image in drawn.maps]
-    for image in found:
+    images = [drawn] if isinstance(drawn, Image) else [image for _, image in drawn.maps]
+    for image in images:
         ElementTree.fromstring(image.source)  # noqa: S314 - our own
-    return "".join(image.source for image in found)
+    return "".join(image.source for image in images)
 
 
 def drawing(drawn: Image | Drawn) -> ElementTree.Element:
@@ -35,32 +35,32 @@ def alt(drawn: Drawn) -> str:
 
 def words(drawn: Image | Drawn) -> list[str]:
     """Return the texts of a chart, with rows of marks split; for a map also title and legend."""
-    found = []
+    texts = []
     for text in drawing(drawn).iter("text"):
-        said = "".join(text.itertext()).strip()
-        found += list(said) if " " in text.get("x", "") else [said]
+        content = "".join(text.itertext()).strip()
+        texts += list(content) if " " in text.get("x", "") else [content]
     if isinstance(drawn, Drawn):
-        found += [title for title, _ in drawn.maps] + [drawn.says]
-        found += [word for entry in drawn.legend for word in (entry.mark, entry.words) if word]
-    return found
+        texts += [title for title, _ in drawn.maps] + [drawn.says]
+        texts += [word for entry in drawn.legend for word in (entry.mark, entry.words) if word]
+    return texts
 
 
 def boxes(drawn: Drawn) -> Counter[str]:
     """Return the number of cells by colour class."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for cells in drawing(drawn).iter("g"):
         size = int(cells.get("stroke-width", "")) + 1
         for path in cells:
             if path.get("class") != "hatch":
                 lengths = re.findall(r"h(\d+)", path.get("d", ""))
-                found[path.get("class", "")] += sum(map(int, lengths)) // size
-    return found
+                counts[path.get("class", "")] += sum(map(int, lengths)) // size
+    return counts
 
 
 def written(program: str, *places: tuple[Mapping[str, str], Path | None]) -> bytes:
     """Return a program's output after checking that it is the same in all these environments and folders.
     The program must print nothing on standard error."""
-    found = set()
+    outputs = set()
     for more, folder in places:
         environment = {**os.environ, "PYTHONPATH": str(Path(provision.__file__).parent.parent), **more}
         words = [sys.executable, "-c", program]
@@ -68,6 +68,6 @@ def written(program: str, *places: tuple[Mapping[str, str], Path | None]) -> byt
             words, capture_output=True, check=True, timeout=300, env=environment, cwd=folder
         )
         assert done.stderr == b""
-        found.add(done.stdout)
-    (only,) = found
+        outputs.add(done.stdout)
+    (only,) = outputs
     return only

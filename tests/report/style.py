@@ -14,11 +14,11 @@ def colours(dark: bool) -> dict[str, str]:
     """Return variable → colour (`#rrggbb`) on a light or dark screen."""
     light_part, dark_part = SHEET.split("@media screen and (prefers-color-scheme: dark) {")
     parts = [light_part, dark_part.partition("\n}")[0]] if dark else [light_part]
-    found = {}
+    variables = {}
     for part in parts:
         for name, value in re.findall(r"(--[\w-]+): (#\w+);", part):
-            found[name] = value if len(value) == 7 else "#" + "".join(2 * digit for digit in value[1:])
-    return found
+            variables[name] = value if len(value) == 7 else "#" + "".join(2 * digit for digit in value[1:])
+    return variables
 
 
 def light(colour: str) -> float:

@@ -54,9 +54,9 @@ def keep(
         for check in samples.CHECKS if name == names[2] else ():
             outputs = (Output("tool", ("tool", "-v"), 0, f"{XML}\n{said}\r\nlast line\x1b[2J", "", 3.0),)
             store.keep_raw(folder, Raw(name, check, outputs, 3.0))
-        known = Fingerprint({"driver.loaded_version": "580.126.09"})
-        note_look(folder, name, known)
-        note_result(folder, name, "gpu_burn", known, "2026-05-04T10:02:00.000Z")
+        fingerprint = Fingerprint({"driver.loaded_version": "580.126.09"})
+        note_look(folder, name, fingerprint)
+        note_result(folder, name, "gpu_burn", fingerprint, "2026-05-04T10:02:00.000Z")
     nodes = [samples.node(name, samples.checks(number), number) for number, name in enumerate(names, 1)]
     nodes[2] = samples.node(names[2], samples.checks(3, slow=(2, 6), burn=5), 3)
     fleet = change(replace(samples.fleet(*nodes), run_id=folder.path.name))
@@ -299,10 +299,10 @@ def test_a_secret_in_facts_findings_measurements_and_history_leaves_no_trace(run
 
 def test_a_value_known_as_secret_is_removed_wherever_it_stands(runs: Path) -> None:
     """A value known as secret from one place (a fact, a variable, the inventory) is removed everywhere."""
-    said = "a Wolpertinger1 b https://x/Wolpertinger1 c hunter2 d pa/ss+9 e pa%2Fss%2B9 f fromtheinventory"
+    output = "a Wolpertinger1 b https://x/Wolpertinger1 c hunter2 d pa/ss+9 e pa%2Fss%2B9 f fromtheinventory"
     made = pack(
         keep(
-            runs, said,
+            runs, output,
             facts={"kernel.command_line": "quiet bmc_token=Wolpertinger1", "argv": ["--password", "pa/ss+9"]},
             variables={"validation_tools_repository_url": "https://bot:hunter2@mirror.example/"},
         ),

@@ -114,17 +114,17 @@ def test_folding(names: list[str], folded: str) -> None:
 
 def expand(text: str) -> list[str]:
     """Expand a host list as Slurm and pdsh do."""
-    found = []
+    names = []
     for piece in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         before, _, rest = piece.partition("[")
         for each in rest.rstrip("]").split(",") if rest else [None]:
             if each is None:
-                found.append(before)
+                names.append(before)
                 continue
             first, _, last = each.partition("-")
             numbers = range(int(first), int(last or first) + 1)
-            found += [f"{before}{number:0{len(first)}d}" for number in numbers]
-    return found
+            names += [f"{before}{number:0{len(first)}d}" for number in numbers]
+    return names
 
 
 def test_a_folded_list_expands_to_the_same_names(tmp_path: Path) -> None:

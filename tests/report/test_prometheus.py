@@ -22,16 +22,16 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 def read(text: str) -> dict[Series, float]:
     """Return series → value, after checking that no series is duplicated."""
-    found: dict[Series, float] = {}
+    values: dict[Series, float] = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation.endswith(".")
         assert family.type == "gauge"
         for sample in family.samples:
             assert sample.timestamp is None, "a textfile collector refuses the file"
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found
-            found[key] = sample.value
-    return found
+            assert key not in values
+            values[key] = sample.value
+    return values
 
 
 def of(fleet: Any) -> dict[Series, float]:

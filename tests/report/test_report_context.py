@@ -51,8 +51,8 @@ def stored(
         folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         burn = Output("gpu_burn", ("/usr/bin/gpu_burn", "-tc", "60"), 0, text, "", 61.0)
         argv = ("nvidia-smi", "-lms", "2000")
-        said = samples(hot) if beside is None else beside
-        sampler = Output(telemetry.NAME, argv, -15, said, "", 61.0, beside="gpu_burn")
+        output = samples(hot) if beside is None else beside
+        sampler = Output(telemetry.NAME, argv, -15, output, "", 61.0, beside="gpu_burn")
         store.keep_raw(folder, check.Raw(node, "gpu_burn", (burn, sampler), 61.0))
     health = campaign.rejudge(folder)
     node_history.record(folder, {}, health)

@@ -262,9 +262,9 @@ def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(tmp_path: Path) 
     )
     folder = tmp_path / "it's here"
     report.write_all(fleet, folder, ["html", "md"], Context())
-    told = summary(fleet, context=Context(folder=str(folder)))
+    terminal = summary(fleet, context=Context(folder=str(folder)))
     texts = [
-        told,
+        terminal,
         (folder / "report.md").read_text(),
         html_module.unescape((folder / "report.html").read_text()),
     ]

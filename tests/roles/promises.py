@@ -15,9 +15,9 @@ def promised(
     """Return fact → expectation of a node with the default stack and these variables.
     Responding GPUs are expected of every node, so that expectation is left out."""
     variables = {**stack.load(stack.DEFAULT).variables, **GIVEN, **declared}
-    found = expectations.of_node(variables, gpuprov_node or machine())
-    assert len({(each.role, each.fact) for each in found}) == len(found), "two promises about one fact"
-    return {each.fact: each for each in found if each.fact not in expectations.SILENT_GPUS.values()}
+    expected = expectations.of_node(variables, gpuprov_node or machine())
+    assert len({(each.role, each.fact) for each in expected}) == len(expected), "two promises about one fact"
+    return {each.fact: each for each in expected if each.fact not in expectations.SILENT_GPUS.values()}
 
 
 def promised_by(

@@ -37,14 +37,14 @@ def _told(role: str) -> dict[str, Any]:
 
 def rules(role: str) -> list[tuple[str, str]]:
     """Return (condition, sentence) for each rule and each branch of a rule."""
-    found = []
+    branches = []
     for rule in _told(role)["__node_facts_refusals"]:
         _nothing, *parts, rest = re.split(r"{% (?:(?:el)?if (.*?)|endif) %}", rule)
         assert (_nothing, rest) == ("", ""), rule
         pairs = [*zip(parts[::2], parts[1::2], strict=False)]
         assert parts[-1] is None, rule
-        found += [(condition, sentence.strip()) for condition, sentence in pairs]
-    return found
+        branches += [(condition, sentence.strip()) for condition, sentence in pairs]
+    return branches
 
 
 def refused(role: str, node: dict[str, Any], /, **known: Any) -> str:

@@ -80,9 +80,9 @@ class Sysfs:
         """Return the module's answer for these settings."""
         module = modules.load("gpuprov_amd_gpu_settings")
         module.SYSFS = str(self.root)  # type: ignore[attr-defined]
-        asked = {"compute_partition": "", "memory_partition": "", "power_limit": 0, **wanted}
-        found: dict[str, Any] = module.look(asked)
-        return found
+        settings = {"compute_partition": "", "memory_partition": "", "power_limit": 0, **wanted}
+        answer: dict[str, Any] = module.look(settings)
+        return answer
 
     def of(self, name: str) -> list[str]:
         return [(self.folder(address) / name).read_text().strip() for address in ADDRESSES]
@@ -163,8 +163,8 @@ def ran(sysfs: Sysfs, state: str = "running", **settings: Any) -> tuple[int, str
     text = promised(amd(), **settings)[f"file.{SCRIPT}.content"].value
     tools = sysfs.root.parent / "bin"
     tools.mkdir(exist_ok=True)
-    said = {"systemctl": f"echo {state}", "modprobe": 'echo "modprobe $*"', "udevadm": ":"}
-    for name, what in said.items():
+    scripts = {"systemctl": f"echo {state}", "modprobe": 'echo "modprobe $*"', "udevadm": ":"}
+    for name, what in scripts.items():
         (tools / name).write_text(f"#!/bin/sh\n{what}\n")
         (tools / name).chmod(0o755)
     done = subprocess.run(

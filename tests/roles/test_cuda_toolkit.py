@@ -91,15 +91,15 @@ def test_every_version_has_to_run_on_the_driver() -> None:
 
 def closure(debs: dict[str, Deb], name: str) -> set[str]:
     """Return every package that installing one brings along."""
-    found: set[str] = set()
+    packages: set[str] = set()
     waiting = [name]
     while waiting:
         one = waiting.pop()
-        if one in found or one not in debs:
+        if one in packages or one not in debs:
             continue
-        found.add(one)
+        packages.add(one)
         waiting += [wish.split()[0] for wish in debs[one].control["Depends"].split(",") if wish.strip()]
-    return found
+    return packages
 
 
 def test_no_toolkit_brings_a_driver_and_the_metapackages_would() -> None:

@@ -190,8 +190,8 @@ def test_a_clock_nobody_has_names_the_nearest(gpus: Gpus) -> None:
 
 def test_a_driver_without_application_clocks_says_what_to_use(tmp_path: Path) -> None:
     """Application clocks are deprecated from driver 590 on."""
-    said = Gpus(tmp_path, driver="595.45.04").refusals(application_clocks=[2619, 1980])
-    assert "has no application clocks any more; use gpu_settings_locked_clocks" in said
+    refusal = Gpus(tmp_path, driver="595.45.04").refusals(application_clocks=[2619, 1980])
+    assert "has no application clocks any more; use gpu_settings_locked_clocks" in refusal
 
 
 @pytest.mark.parametrize(

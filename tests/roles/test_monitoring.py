@@ -23,7 +23,7 @@ def test_no_change_ends_the_node_exporter(written: list[str]) -> None:
     """The unit's reload in Debian sends SIGHUP, which terminates the node exporter."""
     jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701 - no HTML
     jinja.tests["changed"] = lambda result: bool(result["paths"])
-    known = {
+    variables = {
         "__monitoring_written": {"paths": written},
         "__monitoring_prometheus_unit": "prometheus.service",
         "__monitoring_alertmanager_unit": "prometheus-alertmanager.service",
@@ -33,9 +33,9 @@ def test_no_change_ends_the_node_exporter(written: list[str]) -> None:
     (task,) = module("configure.yml", "systemd_service")
     state = {}
     for entry in task["loop"]:
-        item = {name: jinja.from_string(text).render(known) for name, text in entry.items()}
+        item = {name: jinja.from_string(text).render(variables) for name, text in entry.items()}
         wanted = task["ansible.builtin.systemd_service"]["state"]
-        state[item["unit"]] = jinja.from_string(wanted).render({**known, "item": item}).strip()
+        state[item["unit"]] = jinja.from_string(wanted).render({**variables, "item": item}).strip()
     assert state.pop(EXPORTER) == "started"
     others = (
         {"restarted", "reloaded"}

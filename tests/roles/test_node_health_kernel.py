@@ -202,8 +202,8 @@ def test_a_log_that_ends_is_an_error(tmp_path: Path) -> None:
     machine = Machine(tmp_path, pause=2)
     machine._program("dmesg", "exit 1")
     with machine.start() as process:
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (1, b"dmesg --follow has ended\n")
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (1, b"dmesg --follow has ended\n")
 
 
 def test_what_waits_for_the_timer_is_what_the_catalogue_calls_harmless() -> None:

@@ -44,14 +44,14 @@ class Gpg:
 
     def fingerprints(self, key: bytes) -> list[str]:
         """Return the fingerprints of the primary keys according to gpg."""
-        found, primary = [], False
+        fingerprints, primary = [], False
         for line in self("--show-keys", "--with-colons", data=key).decode().splitlines():
             fields = line.split(":")
             if fields[0] in ("pub", "sub"):
                 primary = fields[0] == "pub"
             if fields[0] == "fpr" and primary:
-                found.append(fields[9])
-        return found
+                fingerprints.append(fields[9])
+        return fingerprints
 
 
 @pytest.fixture(scope="module")

@@ -33,17 +33,17 @@ WORK_PUBLIC, WORK_PRIVATE = "/etc/receptor/work-public-key.pem", "/etc/receptor/
 def of(name: str, system: str = "debian 13", **more: Any) -> dict[str, Any]:
     """Return fact → expected value on this node of the mesh."""
     declared = {"receptor_nodes": NODES, "receptor_authority": AUTHORITY, "inventory_hostname": name} | more
-    found = promised(machine(system), gpuprov_roles=["receptor"], receptor_enabled=True, **declared)
-    return {fact: each.value for fact, each in found.items()}
+    expected = promised(machine(system), gpuprov_roles=["receptor"], receptor_enabled=True, **declared)
+    return {fact: each.value for fact, each in expected.items()}
 
 
 def settings(name: str, **more: Any) -> dict[str, list[Any]]:
     """Return the configuration as Receptor parses it: action → its parameters, in order."""
-    found: dict[str, list[Any]] = {}
+    actions: dict[str, list[Any]] = {}
     for entry in yaml.safe_load(of(name, **more)[CONFIG]):
         ((action, parameters),) = entry.items()
-        found.setdefault(action, []).append(parameters)
-    return found
+        actions.setdefault(action, []).append(parameters)
+    return actions
 
 
 def test_who_connects_where_and_who_listens_for_whom() -> None:

@@ -139,8 +139,8 @@ def asn1(file: Path, *more: str) -> list[str]:
 def test_names_in_a_request_count_for_nothing(made: Path, key: rsa.RSAPrivateKey) -> None:
     """A lying node still gets a certificate for its own name only."""
     lie = request_of(key, (x509.DNSName("controller"), x509.IPAddress(ipaddress.ip_address("192.0.2.1"))))
-    found = certificate_of(ask(made, "worker-a", request=lie))
-    (name,) = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate = certificate_of(ask(made, "worker-a", request=lie))
+    (name,) = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert isinstance(name, x509.OtherName)
     assert name.value.endswith(b"worker-a")
 
@@ -178,10 +178,10 @@ def test_a_good_certificate_is_kept_and_why_another_is_not(
 def test_no_certificate_outlives_the_authority(key: rsa.RSAPrivateKey, tmp_path: Path) -> None:
     """A certificate that cannot be extended is not replaced in each run either."""
     short = tmp_path / "short"
-    found = ask(short, "worker-a", authority_days=30, request=request_of(key))
-    root = x509.load_pem_x509_certificate(found["authority"].encode())
-    assert certificate_of(found).not_valid_after_utc == root.not_valid_after_utc
-    again = ask(short, "worker-a", request=request_of(key), certificate=found["certificate"])
+    signed = ask(short, "worker-a", authority_days=30, request=request_of(key))
+    root = x509.load_pem_x509_certificate(signed["authority"].encode())
+    assert certificate_of(signed).not_valid_after_utc == root.not_valid_after_utc
+    again = ask(short, "worker-a", request=request_of(key), certificate=signed["certificate"])
     assert not again["changed"]
 
 
@@ -279,11 +279,11 @@ def test_two_that_begin_at_once_make_one(tmp_path: Path) -> None:
         "authority = modules.load('gpuprov_receptor_authority')\n"
         "print(authority.answer(json.loads(sys.argv[1]), False)['authority'])\n"
     )
-    asked = json.dumps({**OPTIONS, "folder": str(tmp_path / "receptor"), "node": "worker-a"})
+    payload = json.dumps({**OPTIONS, "folder": str(tmp_path / "receptor"), "node": "worker-a"})
     root = Path(__file__).parents[2]
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", program, asked], stdout=subprocess.PIPE, text=True, cwd=root,
+            [sys.executable, "-c", program, payload], stdout=subprocess.PIPE, text=True, cwd=root,
             env={**os.environ, "PYTHONPATH": str(root)},
         )
         for _ in range(2)

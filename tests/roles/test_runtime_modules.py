@@ -14,10 +14,10 @@ from tests.support.modules import Host
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """Return a node with `tmp_path` in place of the folders that our modules read under /run."""
-    found = Host(tmp_path)
-    found.environment["GPUPROV_RESTART_NOTES"] = str(tmp_path / "notes")
-    found.environment["GPUPROV_SYSTEMD_UNITS"] = str(tmp_path / "units")
-    return found
+    node = Host(tmp_path)
+    node.environment["GPUPROV_RESTART_NOTES"] = str(tmp_path / "notes")
+    node.environment["GPUPROV_SYSTEMD_UNITS"] = str(tmp_path / "units")
+    return node
 
 
 # --- gpuprov_json

@@ -54,12 +54,12 @@ def load(path: Path) -> Any:
 
 def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return these tasks including those nested in blocks."""
-    found = []
+    nested = []
     for task in tasks:
-        found.append(task)
+        nested.append(task)
         for part in ("block", "rescue", "always"):
-            found.extend(flat(task.get(part, [])))
-    return found
+            nested.extend(flat(task.get(part, [])))
+    return nested
 
 
 def tasks_of(role: str) -> list[tuple[str, dict[str, Any]]]:
@@ -94,22 +94,22 @@ def included(task: dict[str, Any], role: str) -> list[Path]:
     folder = paths.ROLES / role / "tasks"
     if "{{" not in named:
         return [folder / named] if named else []
-    files = [folder / f"{word}.yml" for word in re.findall(r"'(\w+)'", named)]
+    files = [folder / f"{stem}.yml" for stem in re.findall(r"'(\w+)'", named)]
     return [file for file in files if file.is_file()] or sorted(folder.glob("*.yml"))
 
 
 def actions_of_step(role: str, step: str) -> set[str | None]:
     """Return the modules of the tasks with this tag, including their included tasks."""
-    found, seen = set[str | None](), set[Path]()
+    actions, seen = set[str | None](), set[Path]()
     waiting = [task for task in load(paths.ROLES / role / "tasks/main.yml") if step in task.get("tags", [])]
     while waiting:
         for task in flat([waiting.pop()]):
-            found.add(action(task))
+            actions.add(action(task))
             for file in included(task, role):
                 if file not in seen:
                     seen.add(file)
                     waiting += load(file) or []
-    return found
+    return actions
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -191,11 +191,11 @@ def test_defaults_and_argument_spec_are_one_interface(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_defaults_need_nothing_that_a_task_has_to_load(role: str) -> None:
     """Ansible renders every default of the argument spec before the role's first task loads its names."""
-    known = load(paths.ROLES / role / "vars/main.yml")
+    variables = load(paths.ROLES / role / "vars/main.yml")
     needed = re.findall(r"\b__\w+", (paths.ROLES / role / "defaults/main.yml").read_text())
     for name in needed:
-        assert name in known, name
-        needed += [each for each in re.findall(r"\b__\w+", str(known[name])) if each not in needed]
+        assert name in variables, name
+        needed += [each for each in re.findall(r"\b__\w+", str(variables[name])) if each not in needed]
 
 
 @pytest.mark.parametrize("role", ROLES)

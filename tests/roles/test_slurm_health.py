@@ -86,10 +86,10 @@ def test_slurms_own_configuration_is_held_only_where_it_has_the_lines() -> None:
     """The programs must be on all nodes before slurm.conf names them."""
     without = promised_by("slurm_health", enabled=True)
     assert not {fact for fact in without if fact.startswith("slurm.")}
-    found = promised_by("slurm_health", enabled=True, include=True, interval=120)
-    assert {fact for fact in found if fact.startswith("slurm.")} == RUNNING
-    assert found["slurm.health_check_interval"].value == 120
-    assert found["slurm.gpus"].value == machine()["gpu"]["count"]
+    expected = promised_by("slurm_health", enabled=True, include=True, interval=120)
+    assert {fact for fact in expected if fact.startswith("slurm.")} == RUNNING
+    assert expected["slurm.health_check_interval"].value == 120
+    assert expected["slurm.gpus"].value == machine()["gpu"]["count"]
 
 
 def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
@@ -109,9 +109,9 @@ def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
 )
 def test_slurm_hands_out_the_declared_mig_devices(mig: dict[str, Any], devices: int) -> None:
     """Gres has as many GPUs as gpu_settings creates MIG devices; any other number is drift."""
-    found = promised(gpu_settings_mig=mig, slurm_health_enabled=True, slurm_health_include=True)
-    assert found["slurm.gpus"].value == devices
-    assert f" Gres=gpu:{devices}\n" in found[NODE_LINE].value
+    expected = promised(gpu_settings_mig=mig, slurm_health_enabled=True, slurm_health_include=True)
+    assert expected["slurm.gpus"].value == devices
+    assert f" Gres=gpu:{devices}\n" in expected[NODE_LINE].value
 
 
 @pytest.mark.parametrize(

@@ -71,18 +71,18 @@ def run(tmp_path: Path) -> RunFolder:
 
 def held(folder: RunFolder) -> FleetHealth:
     """Return the report of a fleet judged entirely in memory."""
-    known = {record["node"]: NodeFacts(**record) for record in folder.read("facts")}
+    facts = {record["node"]: NodeFacts(**record) for record in folder.read("facts")}
     nodes = []
-    for node in known.values():
+    for node in facts.values():
         raws = [raw for check in ASKED if (raw := store.read_raw(folder, node.node, check)) is not None]
         results = {raw.check: node_judge.judge_check(node, raw, node.limits()) for raw in raws}
         nodes.append(node_judge.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
-    compared, ambiguous = judge_fleet(measured, {name: one.check_node for name, one in known.items()})
+    compared, ambiguous = judge_fleet(measured, {name: one.check_node for name, one in facts.items()})
     escalated = offenders.escalate(compared, node_history.recalled(folder))
-    judged, fabric, told = fleet_pairs.judge(folder, escalated, known)
+    judged, fabric, between = fleet_pairs.judge(folder, escalated, facts)
     head = replace(campaign.rejudge(folder), nodes=())
-    return replace(head, nodes=judged, not_compared=(*few, *ambiguous), fabric=fabric, between=told)
+    return replace(head, nodes=judged, not_compared=(*few, *ambiguous), fabric=fabric, between=between)
 
 
 def written(fleet: FleetHealth) -> str:

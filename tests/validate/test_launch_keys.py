@@ -126,15 +126,15 @@ Reach = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def node(tmp_path: Path, sshd: Sshd) -> Iterator[LaunchNode]:
     """Yield a node with a real sshd; its MPI daemons print their mark and arguments."""
-    found = LaunchNode(tmp_path / "node")
-    found.sshd("authorizedkeysfile", str(sshd.folder / "authorized_keys"))
+    launch_node = LaunchNode(tmp_path / "node")
+    launch_node.sshd("authorizedkeysfile", str(sshd.folder / "authorized_keys"))
     for daemon in ("orted", "prted"):
         file = sshd.bin / daemon
         file.write_text(f'#!/bin/sh\necho "{daemon} of $GPUPROV_LAUNCH:" "$@"\n')
         file.chmod(0o755)
-    yield found
+    yield launch_node
     for launch in (LAUNCH, "other"):
-        assert "failed" not in found.run("close", launch)
+        assert "failed" not in launch_node.run("close", launch)
 
 
 @pytest.fixture

@@ -106,8 +106,8 @@ def through(*words: str) -> list[tuple[str, str]]:
     """Return a node's events when each check begins and ends with the given outcome."""
     return [
         event
-        for word, check in zip(words, ASKED, strict=False)
-        for event in (("began", check), (word, check))
+        for outcome, check in zip(words, ASKED, strict=False)
+        for event in (("began", check), (outcome, check))
     ]
 
 

@@ -17,12 +17,12 @@ from tests.support.sshd import Sshd
 @pytest.fixture
 def inventory(own_sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two nodes on this machine that declare more GPUs than exist, so nothing is measured."""
-    told = fleet_lock._program
+    unpatched = fleet_lock._program
 
     def elsewhere(request: Any) -> str:
-        place = tmp_path / str(request["node"])
-        place.mkdir(exist_ok=True)
-        return told({**request, "folder": str(place / "locks"), "root": str(place)})
+        home = tmp_path / str(request["node"])
+        home.mkdir(exist_ok=True)
+        return unpatched({**request, "folder": str(home / "locks"), "root": str(home)})
 
     monkeypatch.setattr(fleet_lock, "_program", elsewhere)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
