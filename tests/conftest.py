@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort tests so that no long file runs last.
-    First the main job, which builds the lab's node image; next what needs no image; then the rest."""
+    First the main job, which builds the lab's node image; then lab tests without it, benchmarks, the rest."""
     with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
 
     @functools.cache

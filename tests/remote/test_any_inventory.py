@@ -234,7 +234,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sshd: Sshd) -> Iterat
     args = f"-F none -o UserKnownHostsFile={known} -o GlobalKnownHostsFile=/dev/null -o IdentityAgent=none"
     values = {"port": sshd.port, "user": sshd.user, "key": work / "keys/id", "known": known, "args": args}
     values |= {"folder": work, "python": sys.executable}
-    # This home's files count for Ansible at most: ssh reads the home folder from the password database.
+    # At most Ansible reads this home's files: ssh takes its home folder from the password database.
     another = tmp_path / "home"
     (another / ".ssh").mkdir(parents=True)
     (another / ".ssh/config").write_text("Host *\n Port 1\n")

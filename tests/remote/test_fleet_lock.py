@@ -321,7 +321,7 @@ def test_a_confirmation_that_fails_is_made_up_for_by_the_next(machines: Machines
     assert machines.lock("gpu-01") is None
 
 
-# --- confirmed by a worker
+# --- locks confirmed by a worker
 
 
 def lend(lock: FleetLock, *nodes: str) -> dict[str, object]:

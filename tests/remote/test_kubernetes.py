@@ -469,7 +469,7 @@ def test_a_label_is_cut_to_what_kubernetes_takes(value: str, label: str | None) 
     assert found is None or re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", found)
 
 
-# --- against the published schemas, the manifest of rights, and kubectl
+# --- agreement with the published schemas, the manifest of rights, and kubectl
 
 
 def everything(served: Served, cluster: Kubernetes) -> list[Request]:

@@ -57,7 +57,7 @@ def told(cluster: Kubernetes) -> str:
     return node.error
 
 
-# --- what it answers
+# --- answers of the API server
 
 
 def test_a_token_that_has_expired(served: Served) -> None:
@@ -160,7 +160,7 @@ def test_an_object_of_another_shape_takes_no_jobs(served: Served, strange: dict[
     assert (found.takes_jobs, found.down) == (False, True)
 
 
-# --- when it does not answer
+# --- missing answers of the API server
 
 
 def test_a_server_that_hangs_ends_the_call(served: Served) -> None:

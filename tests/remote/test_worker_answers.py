@@ -239,7 +239,7 @@ def test_a_payload_that_comes_to_more_than_one_may_is_not_opened(
         sealed.sealed({}, bytes(2 * 1024 * 1024), keys)
 
 
-# --- what a unit costs
+# --- versions and imports of a unit
 
 
 def test_workers_that_speak_otherwise_are_of_another_version() -> None:

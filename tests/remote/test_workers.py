@@ -98,7 +98,7 @@ def nothing_left(made: Mesh, state: Path) -> bool:
     return not files and (not made.units if isinstance(made, StandIn) else not made.left())
 
 
-# --- who does what ---
+# --- assignment of nodes to workers ---
 
 
 def test_workers_are_no_nodes(sshd: Sshd, standing: StandIn) -> None:
@@ -214,7 +214,7 @@ def test_nodes_of_a_lost_worker_are_spread_by_what_the_others_have_already(
     assert {share.worker: len(share.hosts) for share in later} == {"b": 8, "c": 8}  # worker a gets no node
 
 
-# --- done in the mesh ---
+# --- work done in the mesh ---
 
 
 def test_a_playbook_by_workers_ends_as_one_from_here(sshd: Sshd, tmp_path: Path, meshed: Mesh) -> None:
@@ -300,7 +300,7 @@ def test_nodes_are_spread_over_the_workers_that_reach_them(sshd: Sshd, standing:
     assert sorted(unit.worker for unit in standing.every) == ["worker-a", "worker-a", "worker-b", "worker-b"]
 
 
-# --- a worker is lost ---
+# --- lost workers ---
 
 
 def broken(folder: Path, program: str) -> Path:
@@ -463,7 +463,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         assert re.fullmatch(r"worker worker-a: heard from again after \d+ s", last)
 
 
-# --- the locks of nodes ---
+# --- locks of nodes ---
 
 
 @pytest.fixture
@@ -567,7 +567,7 @@ def test_what_asks_for_no_lock_gives_its_workers_none(sshd: Sshd, standing: Stan
     assert not any(file.parent.exists() for file in files.values())
 
 
-# --- the end ---
+# --- interrupted and killed controllers ---
 
 
 def folders_of(worker: int) -> list[Path]:
@@ -609,7 +609,7 @@ def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
             yield process, worker
         finally:
             process.kill()
-            with contextlib.suppress(OSError, ValueError):  # the task outlives the process that started it
+            with contextlib.suppress(OSError, ValueError):  # the task outlives its parent
                 os.kill(int((tmp_path / "task").read_text()), signal.SIGKILL)
     assert len(held) == 2
     assert {folder.parent for folder in held} == {Path("/dev/shm")}

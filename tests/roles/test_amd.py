@@ -266,7 +266,7 @@ def test_the_default_revision_of_rccl_tests_needs_no_digest_and_any_other_does()
     ("offered", "chosen"),
     [
         (["2.27.7.70203-90~24.04"], "2.27.7.70203-90~24.04"),
-        (["0.0.1-1", "7.2.3.70203-90.el9"], "7.2.3.70203-90.el9"),  # the other release's does not count
+        (["0.0.1-1", "7.2.3.70203-90.el9"], "7.2.3.70203-90.el9"),  # 0.0.1-1 is of another release
         (["2.27.7.170203-90", "2.27.7.70202-81"], None),
     ],
 )

@@ -180,7 +180,7 @@ NO_FILE = (
         ({"wanted": ["containerd"], "found": {"containerd": "2.1.4"}, "cdi": "true"}, ""),
         ({**OLDER, "dump": {"rc": 1, "stdout": "", "stderr": NO_FILE}}, "CDI is off in containerd 1.7.24"),
         ({**OLDER, "dump": {"rc": 1, "stdout": "", "stderr": NO_FILE}, "cdi": "true"}, ""),
-        ({"wanted": ["auto"]}, ""),  # there, Docker or a kubelet uses it
+        ({"wanted": ["auto"]}, ""),  # there, containerd is Docker's or a kubelet's
     ],
 )
 def test_runtimes_that_cannot_do_it_are_refused(known: dict[str, Any], words: str) -> None:

@@ -103,7 +103,7 @@ def test_another_kind_of_key_is_refused(kind: str, tmp_path: Path) -> None:
 
 # --- logins and commands accepted by a real sshd ---
 
-# As OpenMPI 4.1 and 5.0 request it, with and without a prefix; for users with sh, inside their profile.
+# As OpenMPI 4.1 and 5.0 request it, with and without a prefix; with sh, after loading the profile.
 ORTED = (
     'orted --daemonize -mca ess "env" -mca orte_node_regex "vm,[2:10].9.9.9@0(2)" '
     '-mca orte_hnp_uri "525402112.0;tcp://192.0.2.2,10.79.0.1:40951" -mca pmix "^s1,s2,cray,isolated"'
