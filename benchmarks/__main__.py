@@ -1,6 +1,6 @@
-"""Measures what gpuprov costs, beside floors in the same run: python -m benchmarks [--only PARTS] …
+"""Measures the cost of gpuprov next to floors of the same run: python -m benchmarks [--only PARTS] …
 
-Exit status: 0 when every goal that was measured is met, 1 when one is not, 70 when a part broke.
+Exit status: 0 when every measured goal is met, 1 when a goal is missed, 70 when a part crashed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.results import (
 
 
 def parts() -> dict[str, Measure]:
-    """Every benchmarks/bench_*.py that can be measured, by its name without `bench_`."""
+    """Return the `measure` function of every benchmarks/bench_*.py, keyed by its name without `bench_`."""
     found: dict[str, Measure] = {}
     for path in sorted(Path(__file__).parent.glob("bench_*.py")):
         measure = getattr(importlib.import_module(f"benchmarks.{path.stem}"), "measure", None)
@@ -48,7 +48,7 @@ def chosen(text: str, known: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None, known: Mapping[str, Measure] | None = None) -> int:
-    """Measure the parts that are `known`, all by default; returns the exit status."""
+    """Measure the parts in `known` (default: all) and return the exit status."""
     known = parts() if known is None else known
     parser = argparse.ArgumentParser(
         "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Measure] | 
         part = _measured(name, known[name], options, document.command_line(arguments))
         print(f"    {part.seconds:.0f} s", flush=True)
         now.append(part)
-        if options.write:  # at once: what comes after may be cut short
+        if options.write:  # write at once, since a later part may be interrupted
             kept[name] = part
             kept = {each: kept[each] for each in known if each in kept}
             measured.write(measured.beside(options.write), kept.values())
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Measure] | 
 
 
 def _measured(name: str, measure: Measure, options: argparse.Namespace, command: str) -> Part:
-    """One part, measured and said as it goes. An error ends it alone, and no other part."""
+    """Measure one part and print its findings as they arrive. An error ends this part only."""
     findings: list[Result] = []
     failed = ""
     started = time.monotonic()

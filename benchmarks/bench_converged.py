@@ -1,10 +1,10 @@
-"""What `gpuprov up` costs on nodes that are as declared already, against `gpuprov drift` on the same ones.
+"""The cost of `gpuprov up` on nodes that are already as declared, compared with `gpuprov drift`.
 
-Both are the real command lines, taken in turns, against light nodes (light_nodes.py: needs root) that one
-`gpuprov up` brought to a few kernel parameters, all that a machine without systemd can promise. Imports and
-the reading of the inventory are counted on both sides; drift compares facts nobody declared as well, so less
-than 1x is no wonder. Afterwards `up --full` runs the roles on some of them: what would be changed now was
-skipped wrongly, and fails the part.
+Both are the real command lines, run in turns against the same light nodes (light_nodes.py: needs root) after
+one `gpuprov up` set a few kernel parameters, all that a machine without systemd can guarantee. Imports and
+reading the inventory count on both sides; drift also compares undeclared facts, so a ratio below 1x is
+expected. Afterwards `up --full` runs the roles on some nodes; any change it would make was wrongly skipped
+before, and fails the part.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.light_nodes import light_nodes
 from benchmarks.results import Options, Result, Rounds
 
 _PATIENT = ("--connections", "16", "--timeout", "600")  # all nodes share the cores of this machine
-_FULL = 5  # nodes on which the roles are run although nothing differs
+_FULL = 5  # nodes on which the roles run although nothing differs
 _SYSCTLS = ("vm.swappiness", "vm.dirty_ratio", "vm.overcommit_memory", "kernel.pid_max", "net.core.somaxconn")
 
 
 def declared() -> dict[str, Any]:
-    """What the nodes promise: parameters as this machine's kernel has them, which is theirs, too."""
+    """Return variables that declare kernel parameters at this machine's values, which are the nodes' too."""
     values = {name: Path("/proc/sys", *name.split(".")).read_text().strip() for name in _SYSCTLS}
     return {
         "gpuprov_roles": ["host_settings"],
@@ -37,7 +37,7 @@ def declared() -> dict[str, Any]:
 
 
 def ran(folder: Path, inventory: Path, verb: str, *words: str) -> Cost:
-    """The real command line, with its runs below `folder`. Raises FailedError unless it ended with 0."""
+    """Run the real command line with its runs below `folder`. Raises FailedError unless it exits with 0."""
     command = gpuprov(verb, str(inventory), *_PATIENT, *words)
     cost = cost_of(command, environment=environment(folder))
     if cost.code:
@@ -46,10 +46,10 @@ def ran(folder: Path, inventory: Path, verb: str, *words: str) -> Cost:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """Converge, compare in turns, and see with the roles themselves that nothing was skipped wrongly."""
+    """Converge, measure both verbs in turns, and run the roles to prove that nothing was wrongly skipped."""
     with light_nodes(options.nodes, variables=declared(), folder=options.folder / "nodes") as fleet:
         run = partial(ran, options.folder, fleet.inventory)
-        run("up", "--nodes", fleet.names[0])  # they share one root: one is all
+        run("up", "--nodes", fleet.names[0])  # one node is enough: all share one root
         done = run("up")
         if f"{options.nodes} nodes already as declared" not in done.output + done.trouble:
             raise FailedError(f"the nodes are not as declared:\n{done.output}{done.trouble}")

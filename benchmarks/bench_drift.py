@@ -1,10 +1,11 @@
-"""What looking at a node costs: `gpuprov drift` and floors on forty expectations, in turns.
+"""The cost of checking a node: `gpuprov drift` and floors on forty expectations, in turns.
 
-Controller: CPU of the whole tree of processes, start and imports too, against F, `xargs -P 32 ssh host true`
-with curve25519 (what a client pays for a newer exchange is not ours to count). Host keys are checked. Node:
-CPU of sshd and all it runs, against `python3 -I -S -c pass` over ssh. Wall: against `python3 -c pass` over
-ssh, and once more on nodes that are far away: near ones share our cores, and there it takes longer to look at
-more. Before the rounds, differences of every kind are planted, and `drift` must report exactly those.
+Controller: CPU of the whole process tree, with startup and imports, against F, `xargs -P 32 ssh host true`
+with curve25519 (the extra cost of a client's newer key exchange is not counted against gpuprov). Host keys
+are checked. Node: CPU of sshd and everything it starts, against `python3 -I -S -c pass` over ssh. Wall time:
+against `python3 -c pass` over ssh, and again on distant nodes, since near nodes share the controller's cores,
+where more work per node takes longer. Before the rounds, differences of every kind are planted, and `drift`
+must report exactly those.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from benchmarks.nodes import Nodes, fleet, light
 from benchmarks.results import Options, Result, ratios
 
 FAR_ROUNDS = 3
-AWAY = 0.1  # seconds in each direction to nodes that are far away
+AWAY = 0.1  # seconds in each direction to distant nodes
 PLAIN, BARE = (f"`{each.name}`" for each in (PYTHON, BARE_PYTHON))
 FLOORS = (FLOOR, PYTHON, BARE_PYTHON)
-SEEN_ON = 2  # nodes on which it must see what was planted
+SEEN_ON = 2  # nodes on which it must report the planted differences
 
 
 def measure(options: Options) -> Iterator[Result]:
@@ -40,7 +41,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 @contextmanager
 def prepared(nodes: Nodes) -> Iterator[list[Expected]]:
-    """What is expected of these nodes, with its files on them meanwhile."""
+    """Install the expected files on these nodes, yield the expectations, and remove the files."""
     folder = f"/tmp/gpuprov-benchmark-{nodes.port}-{nodes.names[0]}"  # noqa: S108 - on the nodes
     expected = expectations.prepared(nodes, folder)
     try:
@@ -51,7 +52,7 @@ def prepared(nodes: Nodes) -> Iterator[list[Expected]]:
 
 @dataclass
 class Ready:
-    """A contender that is ready: what it runs, on which nodes, what that cost for each (ms)."""
+    """A contender ready to run: its command, its nodes, and its costs for each node in each round (ms)."""
 
     work: Work
     nodes: Nodes
@@ -86,7 +87,7 @@ def _measured(nodes: Nodes, expected: Sequence[Expected], options: Options) -> I
 
 
 def _far(nodes: Nodes, expected: Sequence[Expected], options: Options) -> Result:
-    """Wall time where the way decides, and not the cores that nodes share with the controller here."""
+    """Measure wall time where latency dominates, not the cores that nodes and controller share here."""
     ours, python = (
         _ready(each, nodes, expected, options, f"far{place}") for place, each in enumerate((OURS, PYTHON))
     )
@@ -105,7 +106,7 @@ def _what(expected: Sequence[Expected], nodes: Nodes) -> str:
 def _ready(
     contender: Contender, nodes: Nodes, expected: Sequence[Expected], options: Options, name: str
 ) -> Ready:
-    """Raises FailedError when it does not see what was planted."""
+    """Prepare a contender. Raises FailedError when it misses the planted differences."""
     if contender not in FLOORS:
         sees(contender, nodes.first(SEEN_ON), expected, _new(options.folder, f"s{name}"))
     some = nodes.first(2) if options.quick else nodes
@@ -123,7 +124,7 @@ def _new(folder: Path, name: str) -> Path:
 
 
 def sees(contender: Contender, nodes: Nodes, expected: Sequence[Expected], folder: Path) -> None:
-    """Raises FailedError unless it reports the planted differences, one of each kind, on each node."""
+    """Raises FailedError unless the contender reports the planted differences, one per kind, on each node."""
     wrong = expectations.with_differences(expected)
     work = contender.make(nodes, wrong, folder)
     expectations.plant(nodes, expected)
@@ -138,13 +139,13 @@ def sees(contender: Contender, nodes: Nodes, expected: Sequence[Expected], folde
 
 
 def _differences(work: Work, cost: Cost) -> Mapping[str, int]:
-    with suppress(ValueError, KeyError, TypeError):  # it printed something else
+    with suppress(ValueError, KeyError, TypeError):  # unexpected output
         return dict(work.differences(cost))
     return {}
 
 
 def converged(name: str, work: Work, nodes: Nodes) -> Cost:
-    """What it costs where nothing differs. Raises FailedError unless it says so of each node."""
+    """Return the cost when nothing differs. Raises FailedError unless it reports that for each node."""
     cost = cost_of(work.command, nodes=nodes, environment=work.environment, folder=work.folder)
     found = _differences(work, cost)
     if found != dict.fromkeys(nodes.names, 0):

@@ -1,6 +1,6 @@
-"""What reading an inventory costs: a ratio to PyYAML's CSafeLoader on the same file. Goal: 1.3x.
+"""The cost of reading an inventory, as a ratio to PyYAML's CSafeLoader on the same file. Goal: 1.3x.
 
-10,000 hosts in racks. CPU seconds; the rounds are interleaved, and each ratio is of one round.
+10,000 hosts in racks. CPU seconds; the rounds are interleaved, and each ratio is taken within one round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RACK = 64  # nodes
 
 
 def fleet(hosts: int) -> dict[str, Any]:
-    """A cluster as an inventory: addresses and serial numbers of their own, the rest by rack and group."""
+    """Return the inventory of a cluster: own addresses and serials, the rest by rack and group."""
     racks: dict[str, Any] = {}
     for place in range(hosts):
         rack = racks.setdefault(
@@ -40,7 +40,7 @@ def cost(work: Callable[[], Any]) -> float:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """The YAML of 10,000 hosts against PyYAML's C loader."""
+    """Compare loading the YAML of 10,000 hosts with PyYAML's C loader."""
     hosts = 100 if options.quick else 10_000
     file = options.folder / "fleet.yml"
     file.write_text(yaml.dump(fleet(hosts), Dumper=yaml.CSafeDumper, sort_keys=False), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""How much memory judging a fleet takes: `gpuprov report --rejudge` of 8-GPU nodes after a full campaign.
+"""Memory for judging a fleet: `gpuprov report --rejudge` of 8-GPU nodes after a full campaign.
 
-Each node's raw output (about 450 KB) is read, understood and judged, then the nodes against each other, and
-report.json is written. It is the most memory that the command and all its processes had together
-(proportional set size, looked at four times a second). Nodes of two products are simulated, measured for
-real, then repeated (raw_fleet.py); one in a hundred is bad, some are silent. 10,000 nodes take a quarter of
-an hour of one core, and 6 GB of disk.
+Each node's raw output (about 450 KB) is read, parsed and judged, then the nodes are compared with each other,
+and report.json is written. The figure is the peak memory of the command and all its processes together
+(proportional set size, sampled four times a second). Nodes of two products are simulated and measured for
+real, then repeated (raw_fleet.py); one in a hundred is bad, some are silent. 10,000 nodes take 15 minutes of
+one core and 6 GB of disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 7200
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """Of 10,000 nodes, once; `--quick`: of few."""
+    """Measure 10,000 nodes once; a few with `--quick`."""
     if options.quick:
         made = raw_fleet.templates(SKUS[:1], good=1, faults=report_fleet.FAULTS[:1])
     else:
@@ -44,7 +44,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def most_memory(command: list[str], folder: Path) -> float:
-    """The most MB of one command with its processes. Raises FailedError when it fails."""
+    """Return the peak MB of a command with its processes. Raises FailedError when it fails."""
     around = {**os.environ, **environment(folder)}
     most, deadline = 0.0, time.monotonic() + TIMEOUT
     with tempfile.TemporaryFile("w+") as said:
@@ -61,8 +61,8 @@ def most_memory(command: list[str], folder: Path) -> float:
 
 
 def _memory(process: int) -> float:
-    """MB that a process and those it started have together: what they share is counted once."""
-    with contextlib.suppress(OSError):  # it has ended
+    """Return the MB of a process and its descendants; shared memory counts once."""
+    with contextlib.suppress(OSError):  # the process has ended
         rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
         own = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
         started = Path(f"/proc/{process}/task/{process}/children").read_text().split()

@@ -1,8 +1,8 @@
-"""What a look at 100,000 nodes takes behind 40 workers in 8 regions, and what is lost when a region is dark.
+"""The cost of observing 100,000 nodes behind 40 workers in 8 regions, also with one region down.
 
-The controller's own code (observe, and all of remote/workers on the controller) drives simulated workers over
-a simulated network, in virtual time (benchmarks/mesh): an hour of it takes a minute. Each run is a fresh
-process. A node without a true result, or one that two workers have touched at the same time, fails the part.
+The controller's own code (observe, and the controller's side of remote/workers) drives simulated workers over
+a simulated network in virtual time (benchmarks/mesh); a simulated hour takes a minute. Each run is a fresh
+process. A node without a true result, or one that two workers touched at the same time, fails the part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def looked(folder: Path, scenario: Scenario, what: str) -> Looked:
-    """Look in a fresh process. Raises FailedError where the look is not right."""
+    """Observe the nodes in a fresh process. Raises FailedError when the outcome is wrong."""
     place = folder / f"{scenario.nodes}-{scenario.dark}"
     place.mkdir()
     one = in_a_process(scenario, place)
@@ -49,7 +49,7 @@ def looked(folder: Path, scenario: Scenario, what: str) -> Looked:
 
 
 def in_a_process(scenario: Scenario, folder: Path) -> Looked:
-    """What a look in a fresh process came to."""
+    """Observe the nodes in a fresh process and return its outcome."""
     program = f"from benchmarks.mesh.look import main; main({asdict(scenario)!r}, {str(folder)!r})"
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT)
@@ -58,7 +58,7 @@ def in_a_process(scenario: Scenario, folder: Path) -> Looked:
 
 
 def right(one: Looked, what: str) -> None:
-    """Raises FailedError where a result is lost, or nodes were not left alone by all but one."""
+    """Raises FailedError when a result is lost, two workers shared a node, or units are left over."""
     if one.lost:
         raise FailedError(f"{what}: {one.lost} nodes have no true result")
     if one.together:

@@ -1,4 +1,4 @@
-"""The wall time of `gpuprov validate` on a mixed fleet, against its slowest node alone.
+"""The wall time of `gpuprov validate` on a mixed fleet, compared with its slowest node alone.
 
 The nodes are booted lab nodes of four kinds after `gpuprov up`; their simulated loads run faster than real
 ones. Each round measures one node of each kind alone, then all nodes at once. Needs root and, for `up`, time.
@@ -43,7 +43,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def validated(operator: Operator, nodes: list[str]) -> float:
-    """Seconds of one run. Raises FailedError unless each of these nodes was measured to the end."""
+    """Return the seconds of one run. Raises FailedError unless each of these nodes was fully measured."""
     began = time.monotonic()
     done = operator.call("validate", "--nodes", ":".join(nodes), "--json", timeout=3600)
     seconds = time.monotonic() - began

@@ -1,8 +1,8 @@
-"""From a node that fails to a spare in its place: the slowest of a hundred trials of `gpuprov watch`.
+"""Time from a node's failure to a spare in its place: the slowest of 100 trials of `gpuprov watch`.
 
-Ten light nodes in service and two spares (needs root). In each trial a node drawn from those in service loses
-a GPU. The watch must drain it with its cause and put a spare into its partition, each exactly once and
-nothing else; then the node is repaired and returned as a spare. One trial that is not right fails the part.
+Ten light nodes in service and two spares (needs root). In each trial a random node in service loses a GPU.
+The watch must drain it with its cause and put a spare into its partition, each exactly once and nothing else;
+then the node is repaired and returned as a spare. A single wrong trial fails the part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from provision.up.watch.incidents import SPARE
 
 SERVING, SPARES, TRIALS, QUICK = 10, 2, 100, 3
 WAITS = {"state": "IDLE+DRAIN", "reason": f"{PREFIX}{SPARE}", "pool": "", "comment": ""}
-# More fail here than a real fleet should bear.
+# More nodes fail here than a real fleet should tolerate.
 POLICY = {"hourly": 1000, "rack_hourly": 1000, "breaker_nodes": 1000, "return_hours": 0}
 
 
@@ -36,7 +36,7 @@ def measure(options: Options) -> Iterator[Result]:
         scheduler, _ = chosen.only(fleet.fleet, {})
         trials = []
         for turn in range(1, count + 1):
-            time.sleep(drawn.uniform(0.0, 2.0))  # at any moment between two of the watch's own looks
+            time.sleep(drawn.uniform(0.0, 2.0))  # hits any moment between two polls of the watch
             rows = fleet.slurm.nodes()
             node = drawn.choice([name for name in rows if name not in waiting(rows)])
             trials.append(one := substituted(fleet, node, drawn.randrange(GPUS)))
@@ -50,8 +50,8 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def bring_back(fleet: WatchedFleet, scheduler: Scheduler, one: Substitution) -> None:
-    """As a person does after the repair, whose parts (`up`, `validate`, a burn-in) count as passed. Raises
-    FailedError when the node is no spare then."""
+    """Return a repaired node as an operator would; `up`, `validate` and the burn-in count as passed.
+    Raises FailedError unless the node is a spare afterwards."""
     fleet.results.write(one.node)
     fleet.slurm.update({"PartitionName": PARTITION, "Nodes-": one.node})
 

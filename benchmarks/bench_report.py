@@ -1,9 +1,9 @@
-"""What a report of 10,000 nodes costs: a full campaign of 8-GPU nodes, about 80 KB of results each.
+"""The cost of a report of 10,000 nodes: a full campaign of 8-GPU nodes, about 80 KB of results each.
 
-Every figure is of a fresh process, to the floor of the same round: `json.loads` of report.json, a node at a
-time, which is the least that whoever reads the results must do. Nodes are simulated, measured and judged for
-real, then repeated under other names with noise (report_fleet.py); one in a hundred is bad, some are
-silent.
+Every figure comes from a fresh process and is compared with the floor of the same round: `json.loads` of
+report.json, one node at a time, the least that any reader of the results must do. Nodes are simulated,
+measured and judged for real, then repeated under other names with noise (report_fleet.py); one in a hundred
+is bad, some are silent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT = 1800
 
 
 def cost(command: list[str], folder: Path) -> tuple[float, float]:
-    """(CPU seconds, MB) of one process."""
+    """Return (CPU seconds, MB) of one process."""
     done = cost_of(command, environment=environment(folder), timeout=TIMEOUT)
     if done.code not in (0, 3, 5):
         raise FailedError(f"{' '.join(command)}: {done.trouble[-2000:]}")
@@ -29,7 +29,7 @@ def cost(command: list[str], folder: Path) -> tuple[float, float]:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """The summary against the floor, in turns, and the size of the HTML."""
+    """Compare the summary with the floor in turns, and measure the size of the HTML."""
     size = options.nodes if options.quick else NODES
     run = report_fleet.write(options.folder, size, report_fleet.templates())
     taken, most, out = Rounds(), Rounds(), options.folder / "out"

@@ -1,8 +1,8 @@
-"""What `gpuprov up` costs on bare nodes, against the roles as they were under plain ansible-playbook.
+"""The cost of `gpuprov up` on bare nodes, compared with the earlier roles under plain ansible-playbook.
 
-Both bring the same bare lab node (8 x H100, Debian 13; needs root) to the same state, in turns, each time
-from nothing. The floor is roles, modules and playbook of revision FLOOR with pipelining, told what the node
-is: it looks at nothing before, verifies nothing afterwards, and does not reboot, as `up` does.
+Both bring the same bare lab node (8 x H100, Debian 13; needs root) from nothing to the same state, in turns.
+The floor is the roles, modules and playbook of revision FLOOR with pipelining and a given description of the
+node: it observes nothing before, verifies nothing afterwards, and does not reboot, while `up` does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.results import Options, Result, Rounds, number
 
 FLOOR = "360de97"
 LAB, NODE = "bench-roles", "bare-01"
-# What `up` leaves out here, because nothing of it is declared.
+# Roles that `up` skips here because none of their variables is declared.
 UNDECLARED = "gpu_settings,gpudirect_rdma,package_lock"
 
 
 def old_roles(folder: Path) -> Path:
-    """The roles of FLOOR, with the modules and playbook they had. Raises FailedError without its history."""
+    """Extract FLOOR's roles, modules and playbook. Raises FailedError when FLOOR is not in the history."""
     command = ["git", "-C", str(ROOT), "archive", FLOOR, "roles", "playbooks", "provision/node/modules"]
     done = subprocess.run(command, capture_output=True, check=False, timeout=60)
     if done.returncode:
@@ -38,7 +38,7 @@ def old_roles(folder: Path) -> Path:
 
 
 def bare_node(folder: Path) -> Path:
-    """A fresh lab of one bare node; returns its inventory."""
+    """Start a fresh lab of one bare node and return its inventory."""
     inventory = folder / "inventory.yml"
     lab("down", "--lab", LAB)
     lab("up", "--lab", LAB, "--fresh", "--node", f"{NODE}=h100-sxm", "--inventory", str(inventory))
@@ -52,7 +52,7 @@ def lab(*words: str) -> None:
 
 
 def described() -> dict[str, Any]:
-    """What those roles have to be told of the node."""
+    """Return the description of the node that the old roles need."""
     return {
         "os": {
             "id": "debian",
@@ -67,7 +67,7 @@ def described() -> dict[str, Any]:
 
 
 def plain(folder: Path, inventory: Path) -> Cost:
-    """Plain ansible-playbook with the old roles."""
+    """Run plain ansible-playbook with the old roles."""
     (folder / "described.json").write_text(json.dumps({"gpuprov_node": described()}))
     command = ["ansible-playbook", "-i", str(inventory), "-e", f"@{folder}/described.json"]
     command += ["--skip-tags", UNDECLARED, str(folder / "playbooks/up.yml")]
@@ -93,7 +93,7 @@ def succeeded(cost: Cost, name: str) -> Cost:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """Both from a bare node in turns."""
+    """Measure both from a bare node, in turns."""
     if os.geteuid():
         raise FailedError("lab nodes need root")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

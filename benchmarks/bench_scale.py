@@ -1,8 +1,8 @@
-"""How much memory `gpuprov drift` takes for 10,000 nodes, without a network.
+"""Memory of `gpuprov drift` for 10,000 nodes, without a network.
 
-Answers of a node with eight GPUs are replayed through the whole command: inventory, taking the answer,
-comparing, the fleet's majority, run folder and text, in a fresh process. Every node has its own serials, one
-of a hundred drifts and one of a hundred is unreachable. What connections cost is measured by bench_drift.py.
+Answers of an 8-GPU node are replayed through the whole command: inventory, parsing answers, comparison, the
+fleet's majority, run folder and text, in a fresh process. Every node has its own serials, one in a hundred
+drifts and one in a hundred is unreachable. bench_drift.py measures the cost of connections.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ BASE: dict[str, Any] = {
 
 
 def fulfilling(expectation: expectations.Expectation) -> Any:
-    """Some value that satisfies an expectation."""
+    """Return some value that satisfies an expectation."""
     candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
     if expectation.operator == "one_of":
         candidates = list(expectation.value)
@@ -77,7 +77,7 @@ def fulfilling(expectation: expectations.Expectation) -> Any:
 
 
 def recorded(node: Node, asked: Collection[str]) -> bytes:
-    """What such a node prints when everything is as declared."""
+    """Return the answer that such a node prints when everything is as declared."""
     names = {name.replace(expectations.KERNEL, KERNEL) for name in asked}
     known = expectations.of_node(stack.declared(node, {}), stack.describe_node(BASE))
     facts = dict.fromkeys(names) | {each.fact: fulfilling(each) for each in known if each.fact in names}
@@ -86,7 +86,7 @@ def recorded(node: Node, asked: Collection[str]) -> bytes:
 
 
 class Replay:
-    """Stands in for observe.observe: what comes over the network there comes from memory here."""
+    """Stands in for observe.observe and replays answers from memory instead of the network."""
 
     def __init__(self) -> None:
         self._recorded: dict[frozenset[str], bytes] = {}
@@ -116,16 +116,16 @@ class Replay:
 
 
 def peak() -> float:
-    """The most MB of this process. (getrusage counts what it was before `exec`, too: whoever started it.)"""
+    """Return the peak MB of this process. (getrusage would include the parent's memory before `exec`.)"""
     kilobytes = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
     return int(kilobytes) / 1024
 
 
 def one_size(nodes: int) -> float:
-    """Run the command on so many nodes in this process; the most MB it took."""
+    """Run the command on `nodes` nodes in this process and return its peak MB."""
     from provision.remote.ssh.client import Ssh
 
-    Ssh()  # its libraries are part of what a real look costs
+    Ssh()  # load its libraries, which are part of a real observation's cost
     replay = Replay()
     with tempfile.TemporaryDirectory() as name:
         inventory = Path(name, "inventory.json")
@@ -141,7 +141,7 @@ def one_size(nodes: int) -> float:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """The memory that 10,000 replayed nodes take in a fresh process."""
+    """Measure the memory that 10,000 replayed nodes take in a fresh process."""
     size = 100 if options.quick else 10_000
     program = f"from {__name__} import one_size; print(one_size({size}))"
     words = [sys.executable, "-c", program]

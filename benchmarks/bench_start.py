@@ -1,4 +1,4 @@
-"""How long `gpuprov --help` takes, as a ratio to `python -c pass` in the same round."""
+"""The duration of `gpuprov --help`, as a ratio to `python -c pass` of the same round."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.results import Options, Result, Rounds
 
 FLOOR = "python -c pass"
 OURS = "gpuprov --help"
-EACH = 5  # runs are short: a round takes the best of so many
+EACH = 5  # runs are short, so a round takes the best of these
 
 
 def best_of(command: list[str], folder: Path) -> tuple[float, float]:
-    """The least (wall, CPU) seconds of several runs."""
+    """Return the least (wall, CPU) seconds of several runs."""
     costs = [cost_of(command, environment=environment(folder), timeout=60) for _ in range(EACH)]
     if failed := [cost for cost in costs if cost.code]:
         raise FailedError(f"{' '.join(command)}: {failed[0].last_words}")

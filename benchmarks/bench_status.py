@@ -1,9 +1,9 @@
-"""What `gpuprov status --watch` costs the controller, which keeps its connections open.
+"""The controller's cost of `gpuprov status --watch`, which keeps its connections open.
 
-CPU of the whole tree of processes against F, `xargs -P 32 ssh host true` with curve25519, in turns. A watch
-is measured from one round to a later one, so that neither its start nor its logins count, but what its open
-connections cost while nobody asks does. The nodes are light ones (needs root), with a health result as eight
-GPUs have it; each round must find all of them healthy.
+CPU of the whole process tree against F, `xargs -P 32 ssh host true` with curve25519, in turns. A watch is
+measured from one round to a later one, so that its start and logins do not count, but the cost of its idle
+open connections does. The nodes are light ones (needs root), each with a health result of eight GPUs; each
+round must report all of them as healthy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.nodes import Nodes, in_parallel, light
 from benchmarks.results import Options, Result, Rounds
 
 _RESULT = "/run/gpuprov/health.json"
-_EVERY = 10  # seconds between rounds, as a user has it
-_FIRST, _LAST = 1, 3  # the rounds between which a watch is measured: logins are in the first
+_EVERY = 10  # seconds between rounds, a user's default
+_FIRST, _LAST = 1, 3  # a watch is measured between these rounds; the first includes the logins
 
 
 def measure(options: Options) -> Iterator[Result]:
@@ -51,12 +51,12 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def _patient() -> list[str]:
-    """All nodes share the cores of this machine."""
+    """Return patient options, since all nodes share the cores of this machine."""
     return ["--connections", str(CONNECTIONS), "--timeout", "120"]
 
 
 def _write(nodes: Nodes) -> None:
-    """The health result of all nodes, which share one root."""
+    """Write the health result of all nodes, which share one root."""
     name = nodes.names[0]
     place = "mkdir -p -m 755 /run/gpuprov && chmod 755 /run/gpuprov"
     new = f"{_RESULT}.new"
@@ -65,7 +65,7 @@ def _write(nodes: Nodes) -> None:
 
 
 def _healthy(text: str, nodes: Nodes) -> None:
-    """Raises FailedError unless it says of every node that it is healthy."""
+    """Raises FailedError unless the output reports every node as healthy."""
     try:
         found = {node["node"]: node["verdict"] for node in json.loads(text)["nodes"]}
     except (ValueError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def _healthy(text: str, nodes: Nodes) -> None:
 
 
 def _watched(inventory: Path, nodes: Nodes, options: Options) -> float:
-    """CPU seconds of a round of a watch."""
+    """Return the CPU seconds of one round of a watch."""
     every = "1" if options.quick else str(_EVERY)
     command = gpuprov("status", str(inventory), "--json", "--watch", every, *_patient())
     around = {**os.environ, **environment(options.folder)}

@@ -1,8 +1,8 @@
-"""What running a playbook through our runner costs, against bare ansible-playbook in the same round.
+"""The cost of running a playbook through our runner, compared with bare ansible-playbook.
 
-Hosts are names on this machine (connection `local`), so the nodes' own CPU is in both sides. Memory is that
-of our own process, with ten times the tasks. Several processes are held to their goal only where one leaves
-cores idle: what is full does not get faster.
+Hosts are names on this machine (connection `local`), so the nodes' own CPU counts on both sides. Memory is
+that of our own process, with ten times the tasks. Several processes are held to their goal only if one leaves
+cores idle, since more processes cannot speed up a fully used machine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from provision.remote.ansible.runner import run_playbook
 from provision.remote.reach.partitions import run_sharded
 from provision.runs.store import RunFolder
 
-MOST = 20  # hosts: each of their tasks costs two cores a tenth of a second
+MOST = 20  # hosts: each of their tasks takes 0.1 s of two cores
 TASKS = 10
-MANY = 600  # hosts that several processes are for
-IDLE = 0.2  # of the cores: below that there is nothing for another process
+MANY = 600  # hosts for the comparison of several processes
+IDLE = 0.2  # share of the cores: below it another process cannot help
 
 Hosts = dict[str, dict[str, str]]
 
 
 def playbook(folder: Path, tasks: int, size: int) -> Path:
-    """`tasks` tasks that print `size` bytes each; without a size one that only Ansible itself works on."""
+    """Write a play of `tasks` tasks that print `size` bytes each, or debug tasks if size is 0."""
     path = folder / f"play-{tasks}-{size}.yml"
     say = {"ansible.builtin.command": {"argv": ["head", "-c", str(size), "/dev/zero"]}, "changed_when": False}
     task = {"name": "Say", **(say if size else {"ansible.builtin.debug": {"msg": "said"}})}
@@ -47,14 +47,14 @@ def local_hosts(count: int) -> Hosts:
 
 
 def cost_of(work: Callable[[], None]) -> float:
-    """CPU seconds of this process and all its children."""
+    """Return the CPU seconds of this process and all its children."""
     before = sum(os.times()[:4])
     work()
     return sum(os.times()[:4]) - before
 
 
 def bare(play: Path, hosts: Hosts) -> None:
-    """ansible-playbook alone, with the environment our runner gives it, and Ansible's own way to wait."""
+    """Run plain ansible-playbook with our runner's environment and Ansible's default waiting."""
     with handover.private_folder() as folder:
         inventory = handover.write_inventory(folder, hosts)
         environment = handover.environment(folder, 25)
@@ -85,7 +85,7 @@ def at_once(play: Path, hosts: Hosts, processes: int) -> None:
 
 
 def memory(play: Path, hosts: Hosts) -> int:
-    """Peak memory in KiB of a fresh process that runs `play` through our runner."""
+    """Return the peak memory in KiB of a fresh process that runs `play` through our runner."""
     script = (
         "import json, sys; from pathlib import Path;"
         "from provision.remote.ansible.runner import run_playbook;"
@@ -98,7 +98,7 @@ def memory(play: Path, hosts: Hosts) -> int:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """CPU with small and with large results, memory of ten times the tasks, and several processes."""
+    """Measure CPU with small and large results, memory of ten times the tasks, and several processes."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     tasks = 2 if options.quick else TASKS
     hosts = local_hosts(min(options.nodes, MOST))
@@ -132,7 +132,7 @@ def _memory(options: Options, hosts: Hosts, tasks: int) -> Result:
 
 
 def idle_while(work: Callable[[], None]) -> tuple[float, float]:
-    """(seconds `work` took, share of all cores that nobody on this machine used meanwhile)."""
+    """Return (seconds that `work` took, share of all cores that stayed idle meanwhile)."""
     before, started = _jiffies(), time.perf_counter()
     work()
     wall, after = time.perf_counter() - started, _jiffies()
@@ -140,13 +140,13 @@ def idle_while(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def _jiffies() -> tuple[int, int]:
-    """(all, idle) of all cores since the machine started."""
+    """Return the (total, idle) jiffies of all cores since boot."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return sum(fields), fields[3] + fields[4]
 
 
 def _processes(options: Options) -> Iterator[Result]:
-    """Task-hosts a second of as many processes as there is room for, divided by their number, against one."""
+    """Compare the tasks per second of each of several processes with those of a single process."""
     hosts = local_hosts(8 if options.quick else max(options.nodes, MANY))
     play = playbook(options.folder, 1, 0)
     cores = len(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
-"""What `gpuprov validate --stage quick` costs the controller, beyond the tests, which run on the nodes.
+"""The controller's cost of `gpuprov validate --stage quick`, excluding the tests on the nodes.
 
-Against 1.5 F + 5 ms for each node, with F as in bench_drift. The nodes are declared to have GPUs and have
-none: what a check begins with is run there, says so at once, and is judged, so the tests take next to no time
-and what is left is the orchestration. The command's start is counted.
+Compared with 1.5 F + 5 ms for each node, F as in bench_drift. The nodes are declared to have GPUs but have
+none, so the first command of each check runs, fails at once and is judged; the tests take next to no time,
+and the orchestration remains. The command's startup counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from benchmarks.nodes import Nodes, light
 from benchmarks.results import Options, Result, Rounds, number
 
 MOST = 50
-LOCKS = "/run/gpuprov"  # as provision/node/lock.py has it: with one for all, they would be one machine
-MORE = 0.005  # seconds for each node that the goal allows beside F
+LOCKS = "/run/gpuprov"  # as in provision/node/lock.py; sharing one would make all nodes a single machine
+MORE = 0.005  # seconds that the goal allows for each node on top of F
 
 
 def measure(options: Options) -> Iterator[Result]:
@@ -38,7 +38,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def validated(nodes: Nodes, inventory: Path, folder: Path) -> Cost:
-    """One run. Raises FailedError unless every node was reached and its checks were made."""
+    """Run it once. Raises FailedError unless every node was reached and its checks ran."""
     words = ("--nodes", "all", "--stage", "quick", "--json", "--format", "nodes")
     command = gpuprov("validate", *words, "--inventory", str(inventory))
     cost = cost_of(command, nodes=nodes, environment=environment(folder), folder=folder)

@@ -1,7 +1,7 @@
-"""How soon `gpuprov watch` acts on a fault among many nodes.
+"""The reaction time of `gpuprov watch` to a fault among many nodes.
 
-Light nodes (needs root), each with a new health result once a minute, are watched for ten minutes. Three
-lose a GPU meanwhile: each must be drained, and a spare take its place, once.
+Light nodes (needs root), each with a new health result once a minute, are watched for ten minutes. Three lose
+a GPU meanwhile; each must be drained and replaced by a spare, once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from benchmarks.watched_fleet import WatchedFleet, watched
 
 MINUTE, MINUTES = 60.0, 10
 QUICK_MINUTE, QUICK_MINUTES = 5.0, 3
-FAULTS = (2, 5, 8)  # the minutes at whose beginning a node fails
+FAULTS = (2, 5, 8)  # the minutes at the start of which a node fails
 SPARES = len(FAULTS) + 1
-POLICY = {"share": 100}  # so that few nodes can be measured, too
+POLICY = {"share": 100}  # so that a small fleet can be measured, too
 
 
 def measure(options: Options) -> Iterator[Result]:
@@ -41,7 +41,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def _faults(fleet: WatchedFleet, quick: bool) -> list[Substitution]:
-    """What came of each fault."""
+    """Break nodes at the planned minutes and return their substitutions."""
     minute, count = (QUICK_MINUTE, QUICK_MINUTES) if quick else (MINUTE, MINUTES)
     drawn = random.Random(count)  # noqa: S311 - nodes, no secrets
     failing = dict(zip(FAULTS, drawn.sample(fleet.serving, len(FAULTS)), strict=True))

@@ -1,10 +1,11 @@
-"""What workers save a controller, and what they cost: `gpuprov drift` alone and behind two of them, in turns.
+"""The savings and costs of workers: `gpuprov drift` alone and behind two workers, in turns.
 
 Controller, workers, their Receptors and the nodes share this machine, so CPU is counted for each of them
-apart; the controller's is that of the command and of its Receptor together. Wall time is compared on nodes
-that are far away, from workers too. On a fleet of thousands it is the number of connections that decides
-there; on two cores it is the cores, long before. So each process gets few connections, and nodes as many
-turns as LARGE nodes have with the usual number; and the same is measured with that number, for comparison.
+separately; the controller's is that of the command and its Receptor together. Wall time is compared on nodes
+that are distant from workers, too. On a fleet of thousands the number of connections limits the wall time; on
+this machine the two cores would do so long before. So each process gets few connections, which gives the
+nodes as many turns as LARGE nodes have with the default number; the default number is measured as well, for
+comparison.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from provision.remote.ssh.fanout import MOST
 from provision.text import many
 from tests.support.receptor import CONTROLLER
 
-AWAY = 0.1  # seconds in each direction, from the controller to the nodes, and from the workers to them
-LARGE = 10_000  # nodes: the fleet whose turns are taken
+AWAY = 0.1  # seconds in each direction, from the controller and from the workers to the nodes
+LARGE = 10_000  # nodes of the imitated fleet
 TURNS = LARGE / MOST
-FAR = 8  # connections of each process there: with 16 for each of two workers both cores are nearly full
-FLOOR_NODES = 200  # `ssh host true` costs a node the same on each number of them
-LEAST = 1.0  # ms of CPU that a worker spends on a node at least, if it is the one that asks it
+FAR = 8  # connections of each process then: 16 for each of two workers nearly fill both cores
+FLOOR_NODES = 200  # the cost of `ssh host true` per node does not depend on their number
+LEAST = 1.0  # ms of CPU that a worker spends at least on a node that it observes
 ALONE, BEHIND = "gpuprov drift", "gpuprov drift behind two workers"
 
 
@@ -46,8 +47,8 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def both(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contender]:
-    """`drift` of one controller, and of one with workers; each process that asks nodes opens so many
-    connections at most."""
+    """Return `drift` of a controller alone and of one with workers, as contenders.
+    Each process that contacts nodes opens at most `connections` connections."""
 
     def alone(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:
         place = contenders.installed(folder, expected)
@@ -65,8 +66,9 @@ def both(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contende
 
 @dataclass(frozen=True)
 class Spent:
-    """One run: seconds of CPU of the command's own processes, of the controller's Receptor, and of the
-    workers with theirs; and wall time."""
+    """The cost of one run in seconds.
+
+    CPU of the command, of the controller's Receptor and of the workers with theirs; wall time."""
 
     command: float
     receptor: float
@@ -86,7 +88,7 @@ Runs = Mapping[str, list[Spent]]
 
 
 def spent_by(name: str, work: Work, nodes: Nodes, mesh: WorkerMesh | None) -> Spent:
-    """Run it. Raises FailedError unless each node is as declared, and every worker asked its part of them."""
+    """Run `work`. Raises FailedError unless each node is as declared and every worker observed its share."""
     before = mesh.cpu() if mesh else {}
     cost = converged(name, work, nodes)
     after = mesh.cpu() if mesh else {}
@@ -108,7 +110,7 @@ def _in_turns(
     connections: int | None,
     before: Callable[[], None] = lambda: None,
 ) -> Runs:
-    """Both, once a round. `before`: at the beginning of each round."""
+    """Run both contenders once per round. `before`: called at the start of each round."""
     alone, behind = both(mesh, connections)
     works = {each: each.make(nodes, expected, _new(folder, each.name)) for each in (alone, behind)}
     runs: dict[str, list[Spent]] = {alone.name: [], behind.name: []}
@@ -132,7 +134,7 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
     _sees(nodes, expected, mesh, _new(folder, "seen"))
     some = nodes.first(FLOOR_NODES)
     floor = FLOOR.make(some, expected, _new(folder, "floor"))
-    floors: list[float] = []  # seconds a node
+    floors: list[float] = []  # seconds per node
 
     def measure_floor() -> None:
         said(f"{FLOOR.name}, {many(len(some.names), 'node')}")

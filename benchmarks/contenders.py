@@ -1,5 +1,6 @@
-"""What is run against nodes: `gpuprov drift` as a user runs it, with one role that promises the expectations,
-and the floors, `xargs -P ssh host …`, doing nothing there, or starting a Python that does nothing."""
+"""The commands run against nodes: `gpuprov drift` and its floors.
+`drift` runs as users run it, with one role that declares the expectations. A floor is `xargs -P ssh host …`
+that does nothing on the node or starts a Python that does nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ CONNECTIONS = 32  # of every contender
 
 @dataclass(frozen=True)
 class Work:
-    """A command that is ready to run, in `folder`. `differences`, from its output: node → how many of the
-    expectations do not hold there; nodes that it did not look at are not in it."""
+    """A command that is ready to run in `folder`.
+    `differences` maps its output to node → number of broken expectations; unobserved nodes are missing."""
 
     command: Sequence[str | Path]
     folder: Path
@@ -32,7 +33,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Contender:
-    """`make` writes what it needs into a folder."""
+    """A named command; `make` writes the files it needs into a folder."""
 
     name: str
     make: Callable[[Nodes, Sequence[Expected], Path], Work]
@@ -58,7 +59,7 @@ BARE_PYTHON = Contender(
 
 
 def installed(folder: Path, expected: Sequence[Expected]) -> Path:
-    """The package as a wheel would install it, with one role more. Returns what PYTHONPATH must be."""
+    """Install the package as a wheel would, with one extra role. Returns the folder for PYTHONPATH."""
     place = folder / "installed"
     package = place / "provision"
     shutil.copytree(ROOT / "provision", package, ignore=shutil.ignore_patterns("__pycache__", "_packed"))
@@ -98,7 +99,7 @@ def make(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:
 def drift(
     nodes: Nodes, place: Path, inventory: Path, folder: Path, connections: int | None = CONNECTIONS
 ) -> Work:
-    """`drift` of the gpuprov at `place`; without a number of connections as many as it chooses."""
+    """Return `drift` of the gpuprov at `place`; connections None: as many as it chooses."""
     words = ["--inventory", str(inventory), "--json"]
     words += [] if connections is None else ["--connections", str(connections)]
     around = {**environment(folder), "PYTHONPATH": str(place)}
@@ -106,7 +107,7 @@ def drift(
 
 
 def differences(cost: Cost, nodes: Nodes) -> Mapping[str, int]:
-    """Of `--json`, which names the nodes that differ and counts those that are as declared."""
+    """Parse `--json`, which names the nodes that differ and counts those that are as declared."""
     report = json.loads(cost.output)
     found = Counter(drift["node"] for drift in report["drifts"])
     others = [name for name in nodes.names if name not in found]

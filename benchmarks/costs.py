@@ -1,4 +1,4 @@
-"""What a command costs: the controller (its whole tree of processes) and the nodes it talks to."""
+"""The cost of a command: the controller (its whole process tree) and the nodes it contacts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TREE_COST = Path(__file__).with_name("tree_cost.py")
 
 
 def gpuprov(*words: str) -> list[str]:
-    """The command line of this checkout's gpuprov."""
+    """Return the command line of this checkout's gpuprov."""
     return [sys.executable, "-m", "provision.cli", *words]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What this checkout's gpuprov needs beside one's own environment: its runs and its state lie below
-    `folder`, and it finds the programs beside this Python."""
+    """Return the environment that this checkout's gpuprov needs in addition to the current one.
+    Runs and state lie below `folder`; programs next to this Python are in PATH."""
     return {
         "PYTHONPATH": str(ROOT),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -37,8 +37,9 @@ def environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command: CPU of controller and nodes and wall time in seconds; memory of its largest process in
-    MB; how it ended, and what it wrote to standard output and standard error."""
+    """The cost of one command.
+    CPU of controller and nodes and wall time in seconds; memory of its largest process in MB; exit status,
+    standard output and standard error."""
 
     controller: float
     node: float
@@ -50,7 +51,7 @@ class Cost:
 
     @property
     def last_words(self) -> str:
-        """The last line it wrote, of errors if there are any."""
+        """The last line of standard error, or of standard output when no error was written."""
         written = (self.trouble.strip() or self.output.strip()).splitlines()
         return written[-1][:300] if written else "it wrote nothing"
 
@@ -63,11 +64,11 @@ def cost_of(
     folder: Path | None = None,
     timeout: float = 600,
 ) -> Cost:
-    """Run `command` in `folder`, and count. What an exit status means is the contender's business; raises
-    FailedError when there is none after `timeout` seconds."""
+    """Run `command` in `folder` and measure it. The caller interprets the exit status.
+    Raises FailedError when the command is still running after `timeout` seconds."""
     with tempfile.TemporaryDirectory(prefix="gpuprov-cost-") as place:
         answer, said, wept = (Path(place, name) for name in ("answer", "output", "trouble"))
-        if nodes:  # a session of the command before may have outlived it
+        if nodes:  # a session of the previous command may still be open
             _settled(nodes)
         before = nodes.cpu() if nodes else 0.0
         with said.open("wb") as output, wept.open("wb") as trouble:
@@ -92,7 +93,7 @@ def cost_of(
 
 
 def _settled(nodes: Nodes) -> None:
-    """Wait until every sshd has reaped its sessions, whose CPU counts only then."""
+    """Wait until every sshd has reaped its sessions, whose CPU only counts from then on."""
     deadline = time.monotonic() + 20
     while nodes.busy() and time.monotonic() < deadline:
         time.sleep(0.05)

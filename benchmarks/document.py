@@ -1,4 +1,4 @@
-"""What was measured, as docs/performance.md shows it: goals and ratios, and how they were measured."""
+"""The measured figures for docs/performance.md: goals, ratios and measuring conditions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_MEASURED = "not measured by this command yet"
 
 
 def lines(parts: Collection[Part]) -> list[str]:
-    """Everything between the markers."""
+    """Render everything between the markers."""
     results = [each for part in parts for each in part.findings]
     found = [*goals(results), "", *_when(parts)]
     for part in parts:
@@ -25,7 +25,7 @@ def lines(parts: Collection[Part]) -> list[str]:
 
 
 def _when(parts: Collection[Part]) -> Iterator[str]:
-    """How, when and where each part was measured: what a reader needs to compare."""
+    """Render how, when and where each part was measured, which readers need to compare figures."""
     machines = list(dict.fromkeys(part.machine for part in parts))
     yield "### How it was measured"
     yield ""
@@ -43,7 +43,7 @@ def _when(parts: Collection[Part]) -> Iterator[str]:
 
 
 def goals(results: Sequence[Result]) -> Iterator[str]:
-    """A row for each goal, measured or not, and one for each result more of the same goal."""
+    """Render a row for each goal, measured or not, and one for each further result of the same goal."""
     yield "| goal | asked | measured: median (least to greatest) | met | on what |"
     yield "|---|---|---|---|---|"
     for key, goal in GOALS.items():
@@ -60,7 +60,7 @@ def goals(results: Sequence[Result]) -> Iterator[str]:
 
 
 def around(document: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str]:
-    """The text before and after the figures. Raises SystemExit when there is no place for them."""
+    """Return the text before and after the figures. Raises SystemExit when the markers are missing."""
     try:
         text = document.read_text(encoding="utf-8")
     except OSError as error:
@@ -71,19 +71,18 @@ def around(document: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str
 
 
 def put(document: Path, written: Sequence[str], begin: str = BEGIN, end: str = END) -> None:
-    """Put these lines between the markers."""
+    """Write these lines between the markers."""
     head, tail = around(document, begin, end)
     document.write_text("\n".join([f"{head}{begin}", *written, f"{end}{tail}"]), encoding="utf-8")
 
 
 def write(document: Path, parts: Collection[Part]) -> None:
-    """Put the figures of all parts between the markers."""
+    """Write the figures of all parts between the markers."""
     put(document, lines(parts))
 
 
 def command_line(arguments: Sequence[str] | None) -> str:
-    """The command as a reader would repeat it: where the document is written, and which other parts were
-    measured with one, does not matter to them."""
+    """Return the command that a reader would repeat, without the document and the selection of parts."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for option in ("--write", "--only"):
         if option in words:

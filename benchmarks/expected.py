@@ -1,7 +1,7 @@
-"""What all contenders are asked about a node: one list of forty expectations, read from a node as it is.
+"""The forty expectations that all contenders check, with values read from a node first.
 
-The kinds are those that a GPU node is declared by: exact versions of packages, contents of files, kernel
-modules loaded or not, kernel parameters.
+They are of the kinds that declare a GPU node: exact versions of packages, contents of files, kernel modules
+loaded or not, kernel parameters.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ WANTED = {"package": 14, "file": 12, "module": 6, "sysctl": 8}
 
 @dataclass(frozen=True)
 class Expected:
-    """`kind` package: `name` has the version `value`. file: the path `name` has the content `value`.
-    module: `name` is loaded (`value` is "yes") or not ("no"). sysctl: the parameter `name` is `value`."""
+    """One expectation; the meaning of `name` and `value` depends on `kind`.
+    package: `name` has the version `value`. file: the path `name` has the content `value`. module: `name` is
+    loaded ("yes") or not ("no"). sysctl: the parameter `name` is `value`."""
 
     kind: str
     name: str
@@ -46,17 +47,17 @@ class Expected:
 
     @property
     def proc(self) -> str:
-        """Where the kernel shows a parameter."""
+        """The kernel's file for a parameter."""
         return f"/proc/sys/{self.name.replace('.', '/')}"
 
     @property
     def initstate(self) -> str:
-        """What is there while a module is loaded."""
+        """The file that exists while a module is loaded."""
         return f"/sys/module/{self.name}/initstate"
 
 
 def prepared(nodes: Nodes, folder: str) -> list[Expected]:
-    """Put the files into `folder` on the nodes, read what else is there, and expect all of that."""
+    """Put the files into `folder` on the nodes, read the other values there, and return the expectations."""
     files = [Expected("file", f"{folder}/settings-{i:02}.conf", _content(i)) for i in range(WANTED["file"])]
     modules = [Expected("module", name, "no") for name in MODULES]
     sysctls = [Expected("sysctl", name, "") for name in SYSCTLS]
@@ -87,7 +88,7 @@ def _content(number: int) -> str:
 
 
 def with_differences(expected: Sequence[Expected]) -> list[Expected]:
-    """The same, with a value that nodes do not have for one of each kind but files (`plant` changes one)."""
+    """Return the expectations with one wrong value for each kind except files (`plant` changes a file)."""
     wrong = {"package": "0.0.1-1", "module": "", "sysctl": "4242"}
     found = []
     for one in expected:
@@ -110,6 +111,6 @@ def heal(nodes: Nodes, expected: Sequence[Expected]) -> None:
 
 
 def removed(nodes: Nodes, folder: str) -> None:
-    """Take the files away; nodes that do not answer any more keep them, and must not hide why."""
+    """Remove the files; an unreachable node keeps them, so as not to hide the original error."""
     with suppress(FailedError):
         _sh(nodes, f"rm -rf {folder}")

@@ -1,4 +1,4 @@
-"""What gpuprov promises of its own speed. A result names its goal by its key here."""
+"""Performance goals of gpuprov. A result refers to its goal by the key here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Goal:
-    """`unit`: x for ratios. `least`: the value must be at least `limit`, not at most."""
+    """One goal. `unit`: x for ratios. `least`: the value must be at least `limit` instead of at most."""
 
     work: str
     limit: float
@@ -17,7 +17,7 @@ class Goal:
 
     @property
     def asked(self) -> str:
-        """As a person would write it: `≤ 0.9x ssh host true`."""
+        """The goal in human notation, such as `≤ 0.9x ssh host true`."""
         unit = self.unit if self.unit == "x" else f" {self.unit}" if self.unit else ""
         amount = f"{self.limit:g}{unit}"
         return f"{'≥' if self.least else '≤'} {amount} {self.against}".rstrip()
@@ -40,7 +40,7 @@ GOALS = {
     "status.watch": Goal("`status --watch`, controller CPU of a round", 0.35, against="F"),
     "watch.acted": Goal("`watch` of 1,000 nodes, from a fault to a spare that takes jobs", 30, "s"),
     "replace.slowest": Goal("the same, the slowest of 100 trials on light nodes", 30, "s"),
-    # 50 MB of programs, most of it paramiko, and 70 KB for each connection that is kept open.
+    # 50 MB of code, most of it paramiko, and 70 KB for each connection that is kept open.
     "watch.memory": Goal("`watch` of 1,000 nodes, memory", 140, "MB"),
     "mesh.results": Goal(
         "a look at 100,000 nodes behind 40 workers, simulated, a region dark: nodes with their true result",

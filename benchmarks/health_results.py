@@ -1,4 +1,4 @@
-"""Health results as the health program of a node with eight GPUs writes them (docs/health.md); 6 KB."""
+"""Health results in the format of an 8-GPU node's health program (docs/health.md); 6 KB."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHECKS = 18
 
 
 def healthy(node: str = "gpu-01", interval: int = 86400) -> dict[str, Any]:
-    """With findings that do not count yet. `interval`: seconds until the next result is due."""
+    """Return a healthy result with pending findings. `interval`: seconds until the next result is due."""
     pending = finding(
         **{
             "check": "network_ports",
@@ -49,7 +49,7 @@ def healthy(node: str = "gpu-01", interval: int = 86400) -> dict[str, Any]:
 
 
 def lost(gpu: int, node: str = "gpu-01", interval: int = 86400) -> dict[str, Any]:
-    """The same node after a GPU has fallen off the bus (Xid 79)."""
+    """Return the result of the same node after a GPU has fallen off the bus (Xid 79)."""
     before = healthy(node, interval)
     fallen = finding(device=f"gpu{gpu}", message=f"gpu{gpu} has fallen off the bus (Xid 79)", needs=1)
     return {**before, "verdict": "fail", "measured": "fail", "findings": [fallen, *before["findings"]]}

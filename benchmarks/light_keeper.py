@@ -1,8 +1,8 @@
 """The inside of `light_nodes`: process 1 of the namespaces in which the light nodes live.
 
-Started by light_nodes.py with a plan (a JSON file) as its argument. Says `ready` when every node listens, and
-ends when its standard input does: then the kernel ends and removes all that is in the namespaces, whoever
-died first.
+light_nodes.py starts it with a plan (a JSON file) as its argument. It prints `ready` when every node listens,
+and exits when its standard input is closed; the kernel then ends and removes everything in the namespaces,
+whichever process died first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNK = 1 << 16
-# What the SSH servers among the bad nodes run, whatever they are asked to.
+# Commands that the SSH servers of some bad nodes run instead of the requested ones.
 COMMANDS = {
     "garbage": "head -c 2000 /dev/urandom",
     "flood": "head -c 50000000 /dev/zero",
@@ -44,8 +44,8 @@ PrintMotd no
 PrintLastLog no
 SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/light
 """
-# What every login begins with where each node has a folder of its own: that of its address is mounted there,
-# for this login alone. SSH_CONNECTION: the client's address and port, then the node's.
+# Start of every login if each node has its own folder: mounts the folder of the node's address for this login
+# only. SSH_CONNECTION: the client's address and port, then the node's.
 OWN = """\
 #!/bin/sh
 set -- $SSH_CONNECTION
@@ -64,14 +64,14 @@ def call(*words: str, stdin: str | None = None) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     words = [word.encode() for word in (source, target, kind)]
     if LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()):
         raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")
 
 
 def make_root(folder: str) -> str:
-    """This machine's own root under a layer in memory, which goes with us: what is written there is gone."""
+    """Mount this machine's root under an in-memory layer, which discards all changes at the end."""
     base = f"{folder}/root"
     mount("tmpfs", base, "tmpfs", data="size=512m,nr_inodes=0,mode=755")
     for part in ("up", "work", "all"):
@@ -84,14 +84,14 @@ def make_root(folder: str) -> str:
     mount("proc", f"{root}/proc", "proc")
     Path(root, "run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
     Path(root, "light").mkdir()  # a home without the start files of this machine's root
-    inside = Path(root + folder)  # where /tmp is a file system of its own, the layer does not show it
+    inside = Path(root + folder)  # if /tmp is a separate file system, the overlay does not include it
     inside.mkdir(parents=True, exist_ok=True)
     mount(folder, str(inside), flags=MS_BIND)
     return root
 
 
 def make_network(plan: dict[str, Any]) -> None:
-    """Every address of the range is ours; what is sent to a dead node is dropped unseen."""
+    """Make every address of the range local; packets to a dead node are silently dropped."""
     lines = ["link set lo up", f"route add local {plan['range']} dev lo table local"]
     lines += [f"route add blackhole {address}/32 table local" for address in plan["bad"].get("dead", ())]
     call("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
@@ -106,7 +106,7 @@ def write_config(plan: dict[str, Any]) -> None:
         config += f"ForceCommand {login}\n"
     for kind, command in COMMANDS.items():
         if plan["bad"].get(kind):
-            # A pattern list may be long, but not a line of it: one block for each node.
+            # A pattern list may be long but its lines may not, so each node gets its own block.
             config += "".join(
                 f"Match LocalAddress {address}\n  ForceCommand {command}\n" for address in plan["bad"][kind]
             )
@@ -114,7 +114,7 @@ def write_config(plan: dict[str, Any]) -> None:
 
 
 def start_sshd(plan: dict[str, Any]) -> None:
-    """One for all nodes, which share a root."""
+    """Start one sshd for all nodes, which share a root."""
     folder = plan["folder"]
     root = make_root(folder)
     if plan["own"]:
@@ -149,12 +149,12 @@ async def say_no_ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def delayed(seconds: float, port: int = 22) -> Serve:
-    """Pass everything on to the SSH server of the same address, `seconds` late in each direction."""
+    """Return a server that forwards to the same address's SSH server, `seconds` late in each direction."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: float) -> None:
         loop = asyncio.get_running_loop()
         last = loop.time() + first
-        under_way: deque[bytes] = deque()  # the loop runs what is due at the same moment in no certain order
+        under_way: deque[bytes] = deque()  # the loop runs callbacks of the same moment in any order
         data = b"-"
         while data:
             data = b""
@@ -164,14 +164,14 @@ def delayed(seconds: float, port: int = 22) -> Serve:
             under_way.append(data)
             loop.call_at(last, lambda: _arrived(writer, under_way.popleft()))
 
-    serving: set[asyncio.Task[None] | None] = set()  # nobody else holds them once their client has gone
+    serving: set[asyncio.Task[None] | None] = set()  # keeps each task referenced
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         serving.add(task)
         try:
             there, here = await asyncio.open_connection(writer.get_extra_info("sockname")[0], port)
-            # The server speaks first; that the connection itself took a round trip is put on its first words.
+            # The server speaks first, so its first data is delayed by the round trip of connecting, too.
             await asyncio.gather(carry(reader, here, 0.0), carry(there, writer, 2 * seconds))
         finally:
             serving.discard(task)
@@ -187,7 +187,7 @@ def _arrived(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def reap() -> None:
-    """Process 1 buries everybody's orphans."""
+    """Reap orphans as process 1 must."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -205,11 +205,11 @@ async def keep(plan: dict[str, Any]) -> None:
     ended = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(0, 64) else ended.set())
     await ended.wait()
-    os._exit(0)  # the kernel ends the rest; who is still talking need not be told
+    os._exit(0)  # the kernel ends the rest; open connections need no notice
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us; we end when they close stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes stdin
     plan = json.loads(Path(sys.argv[1]).read_text())
     make_network(plan)
     write_config(plan)

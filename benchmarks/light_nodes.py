@@ -1,22 +1,22 @@
-"""A thousand nodes on one machine in a few seconds, to see what gpuprov does at scale. Needs root.
+"""A thousand nodes on one machine in a few seconds, to test gpuprov at scale. Needs root.
 
-Each node has an address of its own, at which a real sshd answers with a real host key, lets a real key in and
-runs real programs. What they share keeps them light: one network namespace that owns all addresses, one sshd
-(hence one host key, and every line of known_hosts says so), one root, which is this machine's own under a
-layer in memory. So they have no systemd, no boot and no silicon of their own, and the neighbour table sees
-one neighbour: what `gpuprov lab` boots is closer to a node, and far heavier. `own` names a folder that each
-node has for itself: a login sees that of its node there.
+Each node has its own address, at which a real sshd answers with a real host key, accepts a real key and runs
+real programs. Sharing keeps the nodes light: one network namespace that owns all addresses, one sshd (hence
+one host key, in every line of known_hosts), one root, which is this machine's own under an in-memory layer.
+So they have no systemd, no boot and no silicon, and the neighbour table has one entry; a node of `gpuprov
+lab` is closer to reality, and far heavier. `own` names a folder that each node has for itself; a login sees
+its own node's folder there.
 
-Bad nodes are spread among them: `dead` (packets vanish), `refused`, `hang` (accepts, then says nothing),
-`banner` (what answers is no SSH server), and behind a good login `garbage` (random bytes for an answer),
-`flood` (50 MB) and `stuck` (never answers). `delay` holds back what good nodes say and hear, by so many
-seconds in each direction.
+Bad nodes are spread among them: `dead` (packets vanish), `refused`, `hang` (accepts, then stays silent),
+`banner` (not an SSH server), and after a successful login `garbage` (random bytes for an answer), `flood` (50
+MB) and `stuck` (never answers). `delay` delays the traffic of good nodes by this many seconds in each
+direction.
 
     python benchmarks/light_nodes.py --count 1000 --bad dead=20 --bad hang=10 --folder /tmp/light
     python benchmarks/light_nodes.py --count 200 -- gpuprov drift {inventory}
 
-Nothing is left running, not even after kill -9 (which leaves the folder of keys): everything lives in
-namespaces whose first process (light_keeper.py) ends with us.
+Nothing keeps running, not even after kill -9 (which leaves the folder of keys): all processes live in
+namespaces whose first process (light_keeper.py) ends with this one.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ OCTETS = range(60, 76)  # 10.N.0.0/16, none of them a lab's (lab/gpuprov_lab/net
 MOST = 60_000
 PORTS = {"ssh": 22, "refused": 23, "hang": 2201, "banner": 2202, "delay": 2203}
 KINDS = ("dead", "refused", "hang", "banner", "garbage", "flood", "stuck")
-# No role can be as declared on a machine without systemd and silicon: what is left to look at is what nobody
-# declares (firmware, kernel, boot), in which nodes are compared with each other.
+# No role can be as declared on a machine without systemd and silicon. The undeclared facts remain (firmware,
+# kernel, boot), by which nodes are compared with each other.
 VARIABLES: dict[str, Any] = {"gpuprov_roles": []}
 
 
 @dataclass(frozen=True)
 class LightFleet:
-    """Running light nodes. `bad`: node → its kind, for those that are not good."""
+    """Running light nodes. `bad`: the bad nodes → their kind."""
 
     folder: Path
     names: tuple[str, ...]
@@ -69,7 +69,7 @@ class LightFleet:
         return self.folder / "key"
 
     def own(self, name: str) -> Path:
-        """What a node sees in its own folder, from outside."""
+        """Return the path, on this machine, of the folder that a node has for itself."""
         return self.folder / "own" / self.addresses[name]
 
     @property
@@ -77,7 +77,7 @@ class LightFleet:
         return tuple(name for name in self.names if name not in self.bad)
 
     def cpu(self) -> float:
-        """CPU seconds of all nodes so far, of their ended processes too (read it when they are at rest)."""
+        """Return the CPU seconds of all nodes so far, including ended processes (read it when they are idle)."""
         return sum(cpu_of(pid) for pid in below(self.pid))
 
 
@@ -91,10 +91,10 @@ def light_nodes(
     folder: Path | None = None,
     own: str = "",
 ) -> Iterator[LightFleet]:
-    """`count` nodes, `bad` of them of each kind. `variables` are added to those of the inventory. `own`: the
-    path of a folder that each node has for itself.
+    """Start `count` nodes, with as many bad ones of each kind as `bad` names.
 
-    `folder` (default: a temporary one) takes the inventory, known_hosts and keys.
+    `variables` are added to those of the inventory. `own`: the path of a folder that each node has for
+    itself. `folder` (default: a temporary one) receives the inventory, known_hosts and keys.
     """
     kinds = _spread(count, dict(bad or {}))
     with contextlib.ExitStack() as stack:
@@ -119,7 +119,7 @@ def light_nodes(
 
 
 def _write_files(fleet: LightFleet, delay: float, variables: Mapping[str, Any]) -> None:
-    """Keys, known_hosts and the inventory, into the fleet's folder."""
+    """Write the keys, known_hosts and the inventory into the fleet's folder."""
     for name in ("host_key", "key"):
         fleet.folder.joinpath(name).unlink(missing_ok=True)
         make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(fleet.folder / name)]
@@ -148,7 +148,7 @@ def _port(kind: str, delay: float) -> int:
 
 
 def _write_plan(fleet: LightFleet, octet: int, delay: float, own: str) -> Path:
-    """What the keeper is to do."""
+    """Write the keeper's plan."""
     for name in fleet.names if own else ():
         fleet.own(name).mkdir(mode=0o755, parents=True, exist_ok=True)
     bad: dict[str, list[str]] = {}
@@ -164,7 +164,7 @@ def _write_plan(fleet: LightFleet, octet: int, delay: float, own: str) -> Path:
 
 
 def _spread(count: int, bad: dict[str, int]) -> dict[int, str]:
-    """Which places of the fleet are bad, and how: evenly through it, the kinds in turns."""
+    """Return the index of each bad node → its kind, evenly spread, the kinds in turns."""
     unknown = set(bad) - set(KINDS)
     if unknown:
         raise SystemExit(f"{', '.join(sorted(unknown))}: no kind of bad node; there are {', '.join(KINDS)}")
@@ -177,7 +177,7 @@ def _spread(count: int, bad: dict[str, int]) -> dict[int, str]:
 
 @contextlib.contextmanager
 def _own_network() -> Iterator[tuple[str, int]]:
-    """A network nobody here uses; the interface, made first, is what makes it ours."""
+    """Reserve an unused network by creating its interface."""
     if os.geteuid() != 0:
         raise SystemExit("light nodes live in namespaces, which needs root: sudo")
     for octet in OCTETS:
@@ -199,7 +199,7 @@ def _ip(*words: str) -> str:
 
 
 def _plug(interface: str, octet: int, pid: int) -> None:
-    """The way to the nodes: over one neighbour, so that this machine's neighbour table is left alone."""
+    """Route to the nodes through a single neighbour to spare this machine's neighbour table."""
     here, there = f"10.{octet}.255.253", f"10.{octet}.255.254"
     _ip("link", "set", f"{interface}in", "netns", str(pid))
     inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
@@ -222,7 +222,7 @@ def _keeper(plan: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
         [*words, str(KEEPER), str(plan)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        # The namespace must be there before a cable is put into it.
+        # The namespace must exist before the interface is moved into it.
         own = Path("/proc/self/ns/net").readlink()
         for _ in range(200):
             if keeper.poll() is not None or Path(f"/proc/{keeper.pid}/ns/net").readlink() != own:
@@ -242,7 +242,7 @@ def _keeper(plan: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def below(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""What each part measured, kept as JSON beside the document: measuring one again leaves the others.
+"""The figures of each part, kept as JSON next to the document; measuring one part keeps the others.
 
-So a run that was cut short loses nothing of the parts before, and parts can be measured when the machine is
-quiet. Each part says when, on which machine and with which revision of the code it was measured.
+So an interrupted run loses none of the finished parts, and parts can be measured when the machine is idle.
+Each part records when, on which machine and with which revision of the code it was measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Part:
-    """One part's figures. `failed`: by which error it was ended; what it had found until then is kept."""
+    """One part's figures. `failed`: the error that ended it; findings until then are kept."""
 
     name: str
     command: str
@@ -39,14 +39,14 @@ class Part:
 
 
 def part(name: str, command: str, seconds: float, findings: Sequence[Result], failed: str) -> Part:
-    """What was measured just now, here, with the code as it is."""
+    """Return the figures just measured, with date, machine and revision."""
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     load = round(os.getloadavg()[1], 1)
     return Part(name, command, day, _revision(), machine(), load, round(seconds, 1), tuple(findings), failed)
 
 
 def machine() -> str:
-    """Where it was measured: what a reader needs to compare."""
+    """Describe the measuring machine, which readers need to compare figures."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, timeout=10).stderr
@@ -61,7 +61,7 @@ def machine() -> str:
 
 
 def _revision() -> str:
-    """The commit that was measured, with a `+` where files differed from it."""
+    """Return the measured commit, with a `+` if files differed from it."""
     git = ["git", "-C", str(_ROOT)]
     try:
         head = subprocess.run(
@@ -80,13 +80,13 @@ def _revision() -> str:
 
 
 def beside(document: Path) -> Path:
-    """Where the figures of a document are kept."""
+    """Return the file that keeps a document's figures."""
     return document.with_suffix(".json")
 
 
 def read(path: Path, known: Collection[str]) -> dict[str, Part]:
-    """The parts measured so far, of those there are today, in their order. Raises SystemExit for a file
-    that is not ours."""
+    """Read the measured parts that still exist, in the order of `known`.
+    Raises SystemExit for a file in another format."""
     if not path.exists():
         return {}
     try:
@@ -98,7 +98,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, Part]:
 
 
 def write(path: Path, parts: Collection[Part]) -> None:
-    """The whole file at once."""
+    """Replace the file atomically."""
     kept = {each.name: _plain(each) for each in parts}
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

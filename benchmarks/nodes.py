@@ -1,4 +1,4 @@
-"""Nodes to measure on: light lab nodes as root, else one sshd of one's own under many addresses."""
+"""Nodes to measure on: light lab nodes as root, otherwise one private sshd under many addresses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from tests.support.sshd import Sshd
 
 
 class FailedError(Exception):
-    """Who does not do what it was to do measures nothing."""
+    """A measured program failed at its task, so there is no measurement."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Names of nodes behind sshd, with their addresses. `cpu`: seconds that all of them have spent; `busy`:
-    whether a session is not over. Under all addresses is one root: a difference there is on all of them, but
-    in the folder `own`, of which each node has one (name → where that is from outside)."""
+    """Names of nodes behind sshd, with their addresses.
+    `cpu`: seconds that all of them have spent; `busy`: whether a session is still open. All addresses share
+    one root, so a difference there appears on all nodes, except in the folder `own` that each node has for
+    itself (name → its path from outside)."""
 
     addresses: dict[str, str]
     port: int
@@ -41,11 +42,11 @@ class Nodes:
         return list(self.addresses)
 
     def first(self, count: int) -> Nodes:
-        """The first of them, at most `count`."""
+        """Return the first `count` nodes at most."""
         return replace(self, addresses=dict(list(self.addresses.items())[:count]))
 
     def ssh_options(self) -> list[str]:
-        """For OpenSSH: nobody's own configuration, host keys checked, the exchange that F is defined by."""
+        """Return OpenSSH options: no user configuration, checked host keys, F's key exchange."""
         options = ["-F", "none", "-i", str(self.key), "-p", str(self.port), "-l", self.user]
         for option in (
             "BatchMode=yes",
@@ -60,7 +61,7 @@ class Nodes:
         return options
 
     def run(self, name: str, *command: str, given: str = "") -> str:
-        """Run a command on one node; its output. Raises FailedError when it fails, or takes a minute."""
+        """Run a command on one node and return its output. Raises FailedError on failure or after a minute."""
         words = ["ssh", *self.ssh_options(), self.addresses[name], *command]
         try:
             done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, timeout=60)
@@ -71,7 +72,7 @@ class Nodes:
         return done.stdout
 
     def inventory(self, folder: Path, **variables: object) -> Path:
-        """An Ansible inventory of them, with these variables on all."""
+        """Write an Ansible inventory of the nodes with these variables for all."""
         common = "-F none -o IdentitiesOnly=yes -o IdentityAgent=none -o KexAlgorithms=curve25519-sha256"
         common += f" -o UserKnownHostsFile={self.known_hosts} -o GlobalKnownHostsFile=/dev/null"
         shared: dict[str, object] = {
@@ -90,7 +91,7 @@ class Nodes:
 
 
 def _ended_cpu(pid: int) -> float:
-    """CPU seconds of the children of a process that ended."""
+    """Return the CPU seconds of a process's ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
@@ -100,15 +101,14 @@ def _has_children(pid: int) -> bool:
 
 
 def fleet(count: int) -> contextlib.AbstractContextManager[Nodes]:
-    """Start this many nodes; they are gone afterwards. Light nodes need root."""
+    """Start this many nodes, which are removed at the end. Light nodes need root."""
     return light(count) if os.geteuid() == 0 else loopback(count)
 
 
 @contextlib.contextmanager
 def light(count: int, delay: float = 0.0, own: str = "") -> Iterator[Nodes]:
-    """Light lab nodes: an address each, in a namespace and over a root of their own (light_nodes.py), which
-    all said reaches after `delay` seconds in each direction. `own`: the path of a folder that each node has
-    for itself."""
+    """Start light lab nodes, with an address each, in a namespace and over a root of their own.
+    `delay`: seconds in each direction. `own`: the path of a folder that each node has for itself."""
     with light_nodes.light_nodes(count, delay=delay, own=own) as fleet:
         idle = len(light_nodes.below(fleet.pid))
         yield Nodes(
@@ -126,7 +126,7 @@ def light(count: int, delay: float = 0.0, own: str = "") -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def loopback(count: int) -> Iterator[Nodes]:
-    """One real sshd of this user that answers at 127.0.x.y, a name for each address."""
+    """Start one real sshd of this user, which answers at 127.0.x.y, with a name for each address."""
     program = shutil.which("sshd", path=f"/usr/sbin:{os.environ.get('PATH', '')}")
     if program is None:
         raise SystemExit("sshd is not installed: apt install openssh-server")
@@ -153,7 +153,7 @@ def loopback(count: int) -> Iterator[Nodes]:
 
 
 def in_parallel(nodes: Nodes, command: Sequence[str], connections: int, folder: Path) -> list[str]:
-    """The command line of `xargs -P ssh` that runs `command` on all nodes."""
+    """Return the command line of `xargs -P ssh` that runs `command` on all nodes."""
     addresses = folder / "addresses"
     addresses.write_text("".join(f"{address}\n" for address in nodes.addresses.values()))
     many = ["xargs", "-a", str(addresses), "-P", str(connections), "-I", "{}"]

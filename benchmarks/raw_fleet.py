@@ -1,5 +1,5 @@
-"""A run folder of many nodes with its raw output: simulated nodes, healthy and broken, measured for real,
-then repeated under other names and serial numbers."""
+"""A run folder of many nodes with its raw output.
+Simulated nodes, healthy and broken, are measured for real, then repeated with new names and serials."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
 from provision.checks.judging.node_facts import NodeFacts
 from provision.node_names import file_name
 
-GOOD = 6  # of each SKU, so that the values of a fleet scatter
+GOOD = 6  # of each SKU, so that values vary across the fleet
 _UUID = re.compile(r"GPU-[0-9a-f]{8}")
 _WHEN = {"started": "2026-05-04T10:00:00+00:00", "finished": "2026-05-04T10:40:00+00:00"}
 
 
 @dataclass(frozen=True)
 class Template:
-    """A node that was measured: its name, its line of facts.jsonl, and check → its file of raw output."""
+    """A measured node: its name, its line of facts.jsonl, and check → its raw output file."""
 
     name: str
     look: str
@@ -33,7 +33,7 @@ class Template:
 
 
 def measured(sku: str, number: int, key: str = "") -> Template:
-    """One simulated node through all checks; `key`: what is wrong with it, a class of the catalogue."""
+    """Run all checks on one simulated node; `key`: its class of fault in the catalogue, if any."""
     rng = generator("judge", sku, number, key)
     case = draw_case(ENTRIES[key], rng, graded=False)[1] if key else Case()
     name = f"template-{number}"
@@ -53,14 +53,14 @@ def _raws(node: Machine, look: NodeFacts) -> Iterable[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Templates:
-    """Healthy nodes, and broken ones: both are repeated in turn."""
+    """Healthy and broken nodes, which are repeated in turn."""
 
     good: Sequence[Template]
     bad: Sequence[Template]
 
 
 def templates(skus: Sequence[str], good: int = GOOD, faults: Sequence[str] = FAULTS) -> Templates:
-    """Nodes of these SKUs in turn; simulating them takes seconds."""
+    """Simulate nodes of these SKUs in turn, which takes seconds."""
     with tempfile.TemporaryDirectory(prefix="gpuprov-bench-", dir=machine.memory()) as folder:
         machine.PLACE = Path(folder)
         healthy = [measured(sku, number) for number in range(good) for sku in skus]
@@ -71,8 +71,9 @@ def templates(skus: Sequence[str], good: int = GOOD, faults: Sequence[str] = FAU
 def write(
     run: Path, count: int, made: Templates, *, bad: int = BAD, silent: int = SILENT, partly: int = UNMEASURED
 ) -> Path:
-    """A run of `count` nodes that was cut off before its report. One node in so many is bad, silent, or lacks
-    the output of its last check."""
+    """Write a run of `count` nodes that was interrupted before its report.
+    One in `bad` nodes is broken, one in `silent` unreachable; one in `partly` lacks its last check's output.
+    """
     run.mkdir(parents=True)
     meta = {"format": 1, "verb": "validate", "inventory": "/srv/fleet/inventory.yml", "asked": list(CHECKED)}
     (run / "run.json").write_text(json.dumps({**meta, **_WHEN}), encoding="utf-8")

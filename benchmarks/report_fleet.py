@@ -1,5 +1,5 @@
-"""A run folder of many nodes: a few simulated nodes, healthy and broken, measured and judged for real, then
-repeated with other names, serial numbers and noise."""
+"""A run folder of many nodes with its report.
+A few simulated nodes, healthy and broken, are measured and judged for real, then repeated with noise."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from provision.runs import node_history
 from provision.runs.store import RunFolder
 
 SKU = "h100-sxm"
-# Classes of benchmarks/detection/catalogue.py that a node's own checks see; a node in BAD has one of them.
+# Classes of benchmarks/detection/catalogue.py that a node's own checks detect; one for each bad node.
 FAULTS = ("14", "15", "17", "18", "20c")
-BAD, SILENT, UNMEASURED = 100, 400, 500  # one node in so many
+BAD, SILENT, UNMEASURED = 100, 400, 500  # one node in this many
 CHECKED = tuple(registry.select("burnin"))
 _FLOOR = """
 import json, sys
@@ -43,12 +43,12 @@ _STARTED = "2026-05-04T10:{:02d}:00+00:00"
 
 
 def floor(report: Path) -> list[str]:
-    """A program that parses a report, a node at a time: the least that whoever reads its results must do."""
+    """Return a program that parses a report node by node, the least work of any reader."""
     return [sys.executable, "-c", _FLOOR, str(report)]
 
 
 def templates() -> tuple[list[str], list[str]]:
-    """Healthy and broken nodes as lines of a report; each is simulated and judged, which takes seconds."""
+    """Return healthy and broken nodes as lines of a report; simulating and judging them takes seconds."""
     with tempfile.TemporaryDirectory(prefix="gpuprov-bench-") as folder:
         machine.PLACE = Path(folder)
         good = [_line(_simulated(number)) for number in range(2)]
@@ -69,7 +69,7 @@ def _line(node: NodeHealth) -> str:
 
 
 def lines(count: int, made: tuple[list[str], list[str]]) -> Iterator[str]:
-    """The nodes of a fleet of `count`, a line of JSON each; about 80 KB each, as a real campaign's."""
+    """Yield the nodes of a fleet of `count` as JSON lines, about 80 KB each as in a real campaign."""
     good, bad = made
     width = len(str(count))
     for number in range(1, count + 1):
@@ -84,7 +84,7 @@ def lines(count: int, made: tuple[list[str], list[str]]) -> Iterator[str]:
 
 
 def _varied(text: str, name: str, number: int) -> str:
-    """This node under another name, with its own serial numbers and its own noise."""
+    """Return this node under another name, with its own serial numbers and noise."""
     noise = Random(number)  # noqa: S311 - the same noise every time
     text = _UUID.sub(f"GPU-{number:08x}", _NAME.sub(name, text))
     node: dict[str, Any] = json.loads(text)
@@ -102,8 +102,8 @@ def _varied(text: str, name: str, number: int) -> str:
 
 
 def write(home: Path, count: int, made: tuple[list[str], list[str]]) -> Path:
-    """Two runs below `home`: verdicts of an earlier one, and the whole report of the newest, whose folder is
-    returned."""
+    """Write two runs below `home`: verdicts of an earlier one, and the newest with its whole report.
+    Returns the newest run's folder."""
     verdicts(home / "20260503T100000.000Z-validate", count)
     run = home / "20260504T100000.000Z-validate"
     _meta(run)
@@ -133,7 +133,7 @@ def _meta(run: Path) -> None:
 
 
 def verdicts(run: Path, count: int, seed: int = 0) -> None:
-    """What an earlier run said: nearly all healthy; of the others some are bad again and again, some once."""
+    """Write the verdicts of an earlier run: most nodes healthy, some repeatedly bad, some bad once."""
     _meta(run)
     width, noise = len(str(count)), Random(seed)  # noqa: S311 - the same noise every time
     nodes = []

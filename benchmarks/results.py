@@ -1,7 +1,7 @@
-"""What a part of the benchmarks gives back, whatever it measures.
+"""The interface of the benchmarks' parts.
 
-A part is a module `benchmarks/bench_*.py` with `measure(options)`, which yields results and tables as it has
-them. `python -m benchmarks` finds the parts by that.
+A part is a module `benchmarks/bench_*.py` with `measure(options)`, which yields results as they arrive.
+`python -m benchmarks` finds the parts by this function.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """How much to measure. A part that needs minutes per node may take fewer nodes, and says so."""
+    """The amount to measure. A part that needs minutes per node may take fewer nodes and report that."""
 
-    folder: Path  # for whatever a part writes; removed at the end
+    folder: Path  # for all files of a part; removed at the end
     nodes: int = 100
     rounds: int = 5
-    quick: bool = False  # to see that it works, not to learn what things cost
+    quick: bool = False  # a smoke test with meaningless figures
 
 
 @dataclass(frozen=True)
 class Result:
-    """One thing measured in several rounds, floor and contender in turns.
+    """One quantity measured in several rounds, floor and contender in turns.
 
-    `goal`: a key of goals.GOALS, which knows limit and unit; empty for what has no goal. `what` was done, and
-    on how much; `floor`: what a ratio of 1 stands for, empty when the values are no ratios. `values`: one for
-    each round. `note`: what a reader has to know, to believe it rightly. `unproven`: why these values say
-    nothing of the goal.
+    `goal`: a key of goals.GOALS, which has limit and unit; empty for a quantity without a goal. `what`: the
+    work and its amount; `floor`: the meaning of a ratio of 1, empty if the values are not ratios. `values`:
+    one for each round. `note`: what a reader needs for a correct interpretation. `unproven`: why these values
+    neither meet nor miss the goal.
     """
 
     goal: str
@@ -52,7 +52,7 @@ Measure = Callable[[Options], Iterable[Result]]
 
 @dataclass
 class Rounds:
-    """Costs of contenders that were taken in turns, so that all see the same machine.
+    """Costs of contenders that ran in turns, so that all see the same machine load.
 
     >>> rounds = Rounds(); rounds.add("floor", 2.0); rounds.add("ours", 1.0); rounds.ratios("ours", "floor")
     (0.5,)
@@ -64,7 +64,7 @@ class Rounds:
         self.costs.setdefault(name, []).append(cost)
 
     def ratios(self, name: str, floor: str) -> tuple[float, ...]:
-        """One ratio for each round: each to the floor of the same round."""
+        """Return one ratio for each round, to the floor of the same round."""
         return ratios(self.costs[name], self.costs[floor])
 
     def median(self, name: str) -> float:
@@ -72,24 +72,24 @@ class Rounds:
 
 
 def ratios(costs: Sequence[float], floors: Sequence[float]) -> tuple[float, ...]:
-    """Each to the floor of its own round."""
+    """Return the ratio of each cost to the floor of its own round."""
     return tuple(cost / floor for cost, floor in zip(costs, floors, strict=True))
 
 
 def number(value: float) -> str:
-    """Three digits that mean something: 0.39, 1.05, 12.4, 317, 4,875."""
+    """Format with about three significant digits: 0.39, 1.05, 12.4, 317, 4,875."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}"
 
 
 def spread(values: tuple[float, ...], unit: str = "") -> str:
-    """The median, and the least and the greatest of several rounds: `0.39x (0.37 to 0.44)`."""
+    """Format the median, least and greatest of several rounds: `0.39x (0.37 to 0.44)`."""
     shown = f"{number(statistics.median(values))}{unit}"
     return shown if len(values) == 1 else f"{shown} ({number(min(values))} to {number(max(values))})"
 
 
 def lines(finding: Result) -> Iterator[str]:
-    """A finding as text for the console."""
+    """Render a finding as text for the console."""
     from benchmarks.goals import GOALS
 
     goal = GOALS.get(finding.goal)
@@ -104,7 +104,7 @@ def lines(finding: Result) -> Iterator[str]:
 
 
 def misses(result: Result) -> bool:
-    """Whether it has a goal, says something of it, and does not meet it."""
+    """Whether the result has a goal, can be compared with it, and misses it."""
     from benchmarks.goals import GOALS
 
     goal = GOALS.get(result.goal)
@@ -123,13 +123,14 @@ def options_of(chosen: argparse.Namespace, folder: Path) -> Options:
 
 
 def as_installed(package: Path = Path(__file__).parent.parent / "provision") -> None:
-    """Have our modules compiled, as pip does when it installs them: in a checkout where Python may not write
-    beside them (PYTHONDONTWRITEBYTECODE), every command would compile them again, which no user pays."""
+    """Compile our modules as pip does at installation.
+    In a checkout where Python may not write next to them (PYTHONDONTWRITEBYTECODE), every command would
+    compile them again, a cost that no user has."""
     import compileall
 
     compileall.compile_dir(str(package), quiet=2)
 
 
 def clean_up_on_sigterm() -> None:
-    """End as after an error: nodes and folders are removed on the way out."""
+    """Exit on SIGTERM as after an error, so that nodes and folders are removed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

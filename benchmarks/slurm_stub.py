@@ -1,9 +1,9 @@
 """`scontrol` and `squeue` of a Slurm that is a file: slurm_stub.py STATE PROGRAM ARGUMENTS.
 
-No job runs on it. It knows what gpuprov asks of Slurm, and answers as 24.11 does: the lines of a node are
-those of slurm_sprint_node_table in Slurm's src/api/node_info.c; how it changes a node, and what it refuses,
-was seen in tests/lab/test_slurm.py. It notes each change with its time, for who measures.
-
+It runs no jobs. It knows the requests that gpuprov makes of Slurm, and answers like 24.11: the lines of a
+node are those of slurm_sprint_node_table in Slurm's src/api/node_info.c; its changes to nodes and its
+refusals are those observed in tests/lab/test_slurm.py. It records each change with its time, for
+measurements.
 Runs on a node's own Python; standard library only.
 """
 
@@ -41,8 +41,9 @@ NodeName={name} Arch=x86_64 CoresPerSocket=48
 
 @dataclass(frozen=True)
 class Change:
-    """What was changed. `kind`: `drain`, `mark` (another reason for a node that is drained), `resume`, `join`
-    or `leave` (of the partition). `at`: seconds since 1970."""
+    """One change. `at`: seconds since 1970.
+    `kind`: `drain`, `mark` (another reason for a drained node), `resume`, `join` or `leave` (the partition).
+    """
 
     at: float
     kind: str
@@ -50,17 +51,17 @@ class Change:
 
 
 class RefusedError(Exception):
-    """What Slurm's commands print of what they do not do."""
+    """The error output of a refused Slurm command."""
 
 
 class Cluster:
-    """The nodes in a file: name → state, reason, partition ("" for none). Safe to use from many processes."""
+    """The nodes in a file: name → state, reason, partition ("" for none). Safe across processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def begin(self, serving: Sequence[str], spares: Sequence[str]) -> None:
-        """Nodes in service, and spares that are in no partition yet."""
+        """Begin with nodes in service, and spares that are not in a partition yet."""
         rows = {name: {"state": "IDLE", "reason": "", "pool": PARTITION} for name in serving}
         rows |= {name: {"state": "IDLE", "reason": "", "pool": ""} for name in spares}
         self._path.write_text(json.dumps({"nodes": rows, "changes": []}))
@@ -70,13 +71,13 @@ class Cluster:
             return dict(found["nodes"])
 
     def changes(self) -> list[Change]:
-        """All there were, in order."""
+        """Return all changes so far, in order."""
         with self._held() as found:
             return [Change(**one) for one in found["changes"]]
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[dict[str, Any]]:
-        """What is in the file, and what is made of it."""
+        """Yield the file's content under a lock and write back any changes."""
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self._path.read_text()
@@ -88,7 +89,7 @@ class Cluster:
                 beside.replace(self._path)
 
     def show(self, names: Sequence[str]) -> str:
-        """`scontrol show node`. Raises RefusedError after the nodes it knows."""
+        """Answer `scontrol show node`. Raises RefusedError, with the known nodes, if any node is unknown."""
         rows = self.nodes()
         text = "".join(_shown(name, rows[name]) for name in names if name in rows)
         if strange := [name for name in names if name not in rows]:
@@ -96,7 +97,7 @@ class Cluster:
         return text
 
     def reservation(self, verb: str, given: Sequence[str]) -> tuple[int, str, str]:
-        """Show all, make one or delete one; they have a name alone."""
+        """Show all reservations, create one or delete one; only their names are kept."""
         name = next((word.partition("=")[2] for word in given if word.startswith("ReservationName=")), "")
         with self._held() as found:
             there = found.setdefault("reservations", [])
@@ -109,7 +110,7 @@ class Cluster:
         return 0, "", ""
 
     def update(self, given: Mapping[str, str]) -> None:
-        """`scontrol update` of a node or of a partition. Raises RefusedError."""
+        """Apply `scontrol update` to a node or a partition. Raises RefusedError."""
         with self._held() as found:
             rows, changes = found["nodes"], found["changes"]
             if given.get("PartitionName", PARTITION) != PARTITION:
@@ -143,7 +144,7 @@ def _shown(name: str, row: Mapping[str, str]) -> str:
 
 
 def _asked(given: Mapping[str, str], rows: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
-    """The changes that an update asks for: (kind, node)."""
+    """Return the changes that an update requests: (kind, node)."""
     for words, kind in (("Nodes+", "join"), ("Nodes-", "leave")):
         if words in given:
             return [(kind, name) for name in given[words].split(",")]
@@ -160,7 +161,7 @@ def _asked(given: Mapping[str, str], rows: Mapping[str, Mapping[str, str]]) -> l
 
 
 def main(cluster: Cluster, words: Sequence[str]) -> tuple[int, str, str]:
-    """One command: its exit status, and what it prints on each stream."""
+    """Run one command and return its exit status, output and error output."""
     match list(words):
         case ["squeue", *options]:
             listed = next((word for word in options if word.startswith("--nodelist=")), "--nodelist=")

@@ -1,4 +1,4 @@
-"""A node under `gpuprov watch` that fails, and what must come of it: drained, and one spare in its place."""
+"""A failing node under `gpuprov watch`, and the required outcome: drained, one spare in its place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Rows = Mapping[str, Mapping[str, str]]  # Slurm's nodes: slurm_stub.Cluster.node
 
 @dataclass(frozen=True)
 class Substitution:
-    """`at`: when the node's result said that it lost `gpu`, in seconds since 1970. `changes`: Slurm's since
-    then."""
+    """One replaced node.
+    `at`: when its result reported `gpu` as lost, in seconds since 1970. `changes`: Slurm's since then."""
 
     node: str
     gpu: int
@@ -28,13 +28,13 @@ class Substitution:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """From the fault to each of MOMENTS."""
+        """Seconds from the fault to each of MOMENTS."""
         when = {change.kind: change.at for change in self.changes}
         moments = (self.incident.opened, when["drain"], when["join"], when["resume"])
         return dict(zip(MOMENTS, (moment - self.at for moment in moments), strict=True))
 
     def wrong(self, before: Rows, after: Rows) -> str:
-        """What is not as it must be, or ""."""
+        """Return the first deviation from the required outcome, or ""."""
         one, spare = self.incident, self.incident.spare
         if (one.node, one.step) != (self.node, Step.REPAIR) or f"gpu{self.gpu} " not in one.cause:
             return f"the incident is of {one.node}: {one.step}: {one.cause}"
@@ -52,12 +52,12 @@ class Substitution:
 
 
 def waiting(rows: Rows) -> list[str]:
-    """The nodes that are drained as spares."""
+    """Return the nodes that are drained as spares."""
     return [name for name, row in rows.items() if (row["state"], row["pool"]) == ("IDLE+DRAIN", "")]
 
 
 def substituted(fleet: WatchedFleet, node: str, gpu: int) -> Substitution:
-    """The node loses the GPU; what came of it. Raises FailedError where that is not right."""
+    """Let the node lose the GPU and return the outcome. Raises FailedError if it is wrong."""
     rows, changes = fleet.slurm.nodes(), len(fleet.slurm.changes())
     known = {one.id for one in fleet.store.incidents()}
     at = fleet.results.write(node, lost=gpu)

@@ -1,8 +1,8 @@
-"""Runs a command and says what its whole tree of processes cost: tree_cost.py ANSWER SECONDS COMMAND…
+"""Runs a command and reports the cost of its process tree: tree_cost.py ANSWER SECONDS COMMAND…
 
-What outlives the command (an ssh ControlMaster) is ended, and counted: orphans of the tree become children of
-this process. Writes {"code", "wall", "cpu" (seconds), "rss" (MB, of the largest process)} to the file ANSWER;
-the command's output is this process's own. The code is 124 when the time was not enough.
+Processes that outlive the command (an ssh ControlMaster) are ended and counted: orphans of the tree become
+children of this process. Writes {"code", "wall", "cpu" (seconds), "rss" (MB, of the largest process)} to the
+file ANSWER; the command inherits the output streams. The code is 124 when the command timed out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def children() -> list[int]:
 
 
 def end_orphans() -> None:
-    """Ask what is left to end, insist after five seconds, and wait for all of it."""
+    """Send TERM to the remaining processes, KILL after five seconds, and reap all of them."""
     for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + seconds
         asked: set[int] = set()
@@ -53,7 +53,7 @@ def main(answer: str, seconds: str, *command: str) -> None:
 
     before = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_us)
-    ended = os.pidfd_open(process.pid)  # wait(timeout) looks after 16, 32, 64 ms: too coarse
+    ended = os.pidfd_open(process.pid)  # wait(timeout) polls after 16, 32, 64 ms, which is too coarse
     in_time, _, _ = select.select([ended], [], [], float(seconds))
     wall = time.perf_counter() - before
     if not in_time:

@@ -1,9 +1,9 @@
-"""Light nodes under `gpuprov watch`: each with a health result of its own, all in one Slurm that is a file.
+"""Light nodes under `gpuprov watch`, each with its own health result, in one Slurm that is a file.
 
-Real are the command, its SSH connections, the reader of the health result on each node, and the whole way to
-Slurm: over SSH to the host of the group `gpuprov_slurm`, where the programs are stand-ins (slurm_stub.py).
-The nodes have no GPUs and are declared to have none: the run of `gpuprov validate` on a spare logs in, looks
-at the node and judges, and has nothing there to measure.
+Real are the command, its SSH connections, the reader of the health result on each node, and the whole path to
+Slurm: over SSH to the host of the group `gpuprov_slurm`, whose programs are stand-ins (slurm_stub.py). The
+nodes have no GPUs and are declared to have none, so `gpuprov validate` on a spare logs in, observes the node
+and judges it, but has nothing to measure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from provision.up.watch import incidents
 from provision.up.watch.incidents import Store
 from provision.up.watch.policy import SPARES
 
-INTERVAL = 60  # seconds between two results of a node, as the role node_health has it
+INTERVAL = 60  # seconds between two results of a node, the default of the role node_health
 _STUB = Path(__file__).with_name("slurm_stub.py")
 _GROUP = "gpu_nodes"
 _SLURM = "slurm.json"
@@ -41,7 +41,7 @@ _PATIENCE = 120.0  # seconds
 
 
 class Results(contextlib.AbstractContextManager["Results"]):
-    """The health results of nodes; each is written anew once in INTERVAL, one node after the other."""
+    """The health results of nodes, each rewritten once per INTERVAL, one node after another."""
 
     def __init__(self, nodes: Nodes, names: Sequence[str]) -> None:
         if nodes.own is None:
@@ -63,8 +63,7 @@ class Results(contextlib.AbstractContextManager["Results"]):
         self._thread.join()
 
     def write(self, node: str, lost: int | None = None) -> float:
-        """From now on the node is healthy, or has lost this GPU; when its result said so, in seconds since
-        1970."""
+        """Write a healthy result, or one that lost this GPU; return its time in seconds since 1970."""
         with self._guard:
             self._lost[node] = lost
             return self._write(node)
@@ -76,7 +75,7 @@ class Results(contextlib.AbstractContextManager["Results"]):
             if gpu is None
             else health_results.lost(gpu, node, INTERVAL)
         )
-        # Replaced whole, as a node's own program does it.
+        # Replaced atomically, as a node's own program does.
         atomic_file.write(self._own(node) / health_results.FILE, json.dumps(found), sync=False)
         return time.time()
 
@@ -90,7 +89,7 @@ class Results(contextlib.AbstractContextManager["Results"]):
 
 @dataclass(frozen=True)
 class WatchedFleet:
-    """`serving` and `spares`: as they are at first. `watching`: its process, `log`: what it prints."""
+    """A watched fleet. `serving`, `spares`: at the start. `watching`: the process, `log`: its output."""
 
     nodes: Nodes
     results: Results
@@ -105,27 +104,28 @@ class WatchedFleet:
 
     @property
     def memory(self) -> float:
-        """The most memory that the watch has had so far, without the checks it starts, in MB."""
+        """The peak memory of the watch so far in MB, without the checks that it starts."""
         status = Path(f"/proc/{self.watching.pid}/status").read_text("ascii")
         (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) / 1024
 
     def known(self) -> set[str]:
-        """The nodes that the watch has a result of."""
+        """Return the nodes of which the watch has a result."""
         with contextlib.suppress(FileNotFoundError):
             whole = (self.store.path / "history.jsonl").read_text("ascii").rpartition("\n")[0]
             return {json.loads(line)["node"] for line in whole.splitlines()}
         return set()
 
     def validated(self) -> set[str]:
-        """The spares that it has validated."""
+        """Return the spares that the watch has validated."""
         return {name for name, one in self.store.validated().items() if one["verdict"] == "pass"}
 
     def until(
         self, holds: Callable[[], bool], what: str, limit: float = _PATIENCE, pause: float = 0.1
     ) -> None:
-        """Wait for it, looking every `pause` seconds. Raises FailedError after `limit` seconds, or when the
-        watch has ended."""
+        """Wait until `holds()`, polling every `pause` seconds.
+
+        Raises FailedError after `limit` seconds, or when the watch has ended."""
         end = time.monotonic() + limit
         while not holds():
             if self.watching.poll() is not None or time.monotonic() > end:
@@ -137,8 +137,8 @@ class WatchedFleet:
 
 @contextlib.contextmanager
 def watched(serving: int, spares: int, folder: Path, policy: dict[str, Any]) -> Iterator[WatchedFleet]:
-    """So many nodes in service, and spares. The watch knows of all, and has validated the spares; `policy`:
-    gpuprov_watch."""
+    """Start a watched fleet of nodes in service and validated spares, all known to the watch.
+    `policy`: the variable gpuprov_watch."""
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(light(serving + spares + 1, own=health_results.FOLDER))
         *every, head = nodes.names
@@ -161,7 +161,7 @@ def watched(serving: int, spares: int, folder: Path, policy: dict[str, Any]) -> 
 
 
 def _set_aside(source: Path, folder: Path, spares: Sequence[str]) -> None:
-    """Have the spares wait, drained: a watch does not do that itself. Raises FailedError."""
+    """Drain the spares as such, which a watch leaves to the operator. Raises FailedError."""
     command = gpuprov("watch", "spare", str(source), "--nodes", ",".join(spares))
     around = {**os.environ, **environment(folder)}
     done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=_PATIENCE, check=False)
@@ -171,7 +171,7 @@ def _set_aside(source: Path, folder: Path, spares: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _watching(source: Path, folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The command at work. Raises FailedError when it does not end in order."""
+    """Run the watch. Raises FailedError unless it exits cleanly."""
     command = gpuprov("watch", str(source), "--nodes", _GROUP, "--timeout", f"{_PATIENCE:g}")
     around = {**os.environ, **environment(folder)}
     with log.open("wb") as out:
@@ -190,7 +190,7 @@ def _watching(source: Path, folder: Path, log: Path) -> Iterator[subprocess.Pope
 
 
 def _inventory(nodes: Nodes, folder: Path, spares: Sequence[str], head: str, policy: dict[str, Any]) -> Path:
-    """The nodes and, in a group of its own, the host of Slurm's commands."""
+    """Write an inventory of the nodes with the host of Slurm's commands in a separate group."""
     source = nodes.inventory(
         folder,
         gpuprov_roles=[],
@@ -209,7 +209,7 @@ def _inventory(nodes: Nodes, folder: Path, spares: Sequence[str], head: str, pol
 
 
 def _slurm(nodes: Nodes, head: str) -> Cluster:
-    """Slurm's commands, on the root that all nodes share, and its state in the own folder of `head`."""
+    """Install Slurm's commands in the shared root; their state is in the own folder of `head`."""
     if nodes.own is None:
         raise FailedError("these nodes have no folder of their own")
     for program in ("scontrol", "squeue"):
@@ -221,7 +221,7 @@ def _slurm(nodes: Nodes, head: str) -> Cluster:
 
 
 def _state(fleet: Fleet, folder: Path) -> Path:
-    """Where the watch keeps its state: below `folder`, by its environment."""
+    """Return the watch's state folder, which is below `folder` according to its environment."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = environment(folder)["XDG_STATE_HOME"]
     try:

@@ -1,9 +1,9 @@
-"""What one command makes a reader, and Python, go through: the modules entered.
+"""The modules that one command enters, a measure of its weight for readers and for Python.
 
-A module is entered when a function of it runs in the command's process; importing it is not enough. What runs
-on nodes or simulates them is not counted, nor are templates. Counted are `drift` and `status` of one node,
-and a `validate` of two: once over real SSH and Ansible, where nodes without GPUs end each check at once, and
-once of simulated 8-GPU nodes that stand behind the two doors `observe` and `run_sharded`.
+A module counts when one of its functions runs in the command's process; importing it is not enough. Code that
+runs on nodes or simulates them does not count, nor do templates. Measured are `drift` and `status` of one
+node, and a `validate` of two: once over real SSH and Ansible, where nodes without GPUs end each check at
+once, and once of simulated 8-GPU nodes behind the two entry points `observe` and `run_sharded`.
 
     python -m benchmarks.weight
 """
@@ -25,13 +25,13 @@ from benchmarks.costs import ROOT, FailedError, cost_of, environment
 
 GOALS = {"drift": 55, "status": 40, "validate": 95}
 _CODE = str(ROOT / "provision") + os.sep
-_OF_MACHINES = "validate/selftest/measure.py"  # by which a simulated machine loads gpuprov_run
-_FUNCTION = 1  # the flag of code that is a function: not of a module, not of a class
+_OF_MACHINES = "validate/selftest/measure.py"  # imported by simulated machines to load gpuprov_run
+_FUNCTION = 1  # the code flag of functions, as opposed to modules and classes
 
 
 @contextmanager
 def entered(modules: set[str]) -> Iterator[None]:
-    """Note the modules of which a function runs."""
+    """Record the modules of which a function runs."""
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -95,7 +95,7 @@ def simulated(words: list[str]) -> dict[str, Any]:
 
 
 def _apart(what: str, folder: Path, *words: str) -> dict[str, Any]:
-    """What a process of its own counts."""
+    """Count modules in a separate process."""
     arguments = [sys.executable, "-m", "benchmarks.weight", what, str(folder / "found.json"), *words]
     done = cost_of(arguments, environment=environment(folder / f"{what}-{words[0]}"))
     if done.code:

@@ -1,8 +1,8 @@
-"""A controller and workers with a real Receptor each, on this machine, and what each of them costs.
+"""A controller and workers on this machine, each with a real Receptor, and the CPU cost of each.
 
-Their settings are those of docs/mesh.md: TLS with certificates of one authority on both sides, work that is
-signed and verified, and the program for workers as the one type of work. Needs Receptor: in PATH, or where
-GPUPROV_TEST_RECEPTOR says.
+Their settings are those of docs/mesh.md: TLS with certificates of one authority on both sides, signed and
+verified work, and the program for workers as the only type of work. Needs Receptor, in PATH or named by
+GPUPROV_TEST_RECEPTOR.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ MISSING = (
     "there is no receptor: install Debian 13's package of that name, or name one in GPUPROV_TEST_RECEPTOR"
 )
 _ENTRY = "-P -m provision.remote.worker_program.worker_entry"
-_AT_REST = 30.0  # seconds for the units of a command that is over to be gone
-_LONG = "86400"  # seconds: a Receptor runs until it is ended
+_AT_REST = 30.0  # seconds until the units of an ended command must be gone
+_LONG = "86400"  # seconds, a limit that is never reached: a Receptor runs until it is ended
 
 
 @dataclass(frozen=True)
 class WorkerMesh:
-    """Receptors that are up: a controller's, and one for each of WORKERS."""
+    """Running Receptors: the controller's, and one for each of WORKERS."""
 
     real: RealMesh
 
     def use(self, installed: Path) -> None:
-        """Have workers run the gpuprov of this folder."""
+        """Make workers run the gpuprov of this folder."""
         link = _installed(self.real.folder)
         link.unlink(missing_ok=True)
         link.symlink_to(installed)
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds of each Receptor so far, by its name in the mesh, with all that it has run. Waits until
-        no unit is at work."""
+        """Return the CPU seconds of each Receptor with all its children so far, by its name in the mesh.
+        Waits until all units have ended."""
         end = time.monotonic() + _AT_REST
         while any(_at_work(process.pid) for process in self.real.processes.values()):
             if time.monotonic() > end:
@@ -57,7 +57,7 @@ class WorkerMesh:
         }
 
     def inventory(self, nodes: Nodes, folder: Path, **variables: object) -> Path:
-        """These nodes behind all workers, which share them evenly."""
+        """Write an inventory of these nodes behind all workers, which share them evenly."""
         ours = {
             "gpuprov_receptor_node": list(WORKERS),
             "gpuprov_receptor_socket": self.real.socket,
@@ -73,8 +73,8 @@ class WorkerMesh:
 
 @contextlib.contextmanager
 def worker_mesh() -> Iterator[WorkerMesh]:
-    """A mesh in which both workers connect to the controller. What Receptor keeps of units is in memory, as
-    the role has it. Raises FailedError where there is no Receptor."""
+    """Start a mesh in which both workers connect to the controller; unit data is kept in memory.
+    Raises FailedError if Receptor is not installed."""
     if PROGRAM is None:
         raise FailedError(MISSING)
     with tempfile.TemporaryDirectory(prefix="gpb-mesh-", dir=memory_folder()) as name:
@@ -82,7 +82,7 @@ def worker_mesh() -> Iterator[WorkerMesh]:
         command = folder / "work"
         command.write_text(f"#!/bin/sh\nPYTHONPATH={_installed(folder)} exec {sys.executable} {_ENTRY}\n")
         command.chmod(0o755)
-        # What a unit leaves behind becomes a child of tree_cost.py, so that its CPU is not lost.
+        # Processes that a unit leaves behind become children of tree_cost.py, which counts their CPU.
         counted = [sys.executable, "-I", "-S", str(TREE_COST)]
         inside = {one: [*counted, str(folder / f"{one}.cost"), _LONG] for one in (CONTROLLER, *WORKERS)}
         mesh = RealMesh(folder, command, WORKERS, inside=inside, hub=CONTROLLER)
@@ -93,12 +93,12 @@ def worker_mesh() -> Iterator[WorkerMesh]:
 
 
 def _installed(folder: Path) -> Path:
-    """A link to the gpuprov that workers run."""
+    """Return the link to the gpuprov that workers run."""
     return folder / "installed"
 
 
 def _at_work(pid: int) -> bool:
-    """Whether the Receptor below this process runs anything: beside it and tree_cost.py something lives."""
+    """Whether this Receptor runs anything: more than Receptor itself and tree_cost.py is alive."""
     return sum(_lives(each) for each in below(pid)) > 2
 
 

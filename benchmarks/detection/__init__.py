@@ -1,3 +1,3 @@
-"""How well does `gpuprov validate` detect? Faults and healthy look-alikes on simulated nodes, judged by the
-real pipeline. `python -m benchmarks.detection --help`; the numbers are in docs/detection.md.
+"""Benchmark of detection by `gpuprov validate`: faults and healthy look-alikes on simulated nodes.
+The real pipeline judges them. `python -m benchmarks.detection --help`; the numbers are in docs/detection.md.
 """

@@ -1,8 +1,8 @@
 """Measures how well `gpuprov validate` detects: python -m benchmarks.detection [--seeds N|A-B] [--classes …]
 
-Without a range of seeds, those are drawn that nobody ran; they are printed, and can be asked for again.
-Exit status: 0 when every clear fault was caught and blamed rightly and nothing healthy flagged, 1 otherwise,
-70 when the benchmark itself made a mistake.
+Without a range, fresh seeds are drawn; they are printed so that a run can be repeated.
+Exit status: 0 when every clear fault was caught and blamed correctly and no healthy node was flagged, 1
+otherwise, 70 when the benchmark itself failed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from benchmarks.detection import (
 )
 from benchmarks.detection.trial import HEALTHY, Trial
 
-GRADED_FOR_EACH = 4  # graded trials for each clear one
+GRADED_FOR_EACH = 4  # graded trials for each clear trial
 
 
 def trials(keys: Sequence[str], seeds: range, healthy: int, *, graded: int) -> list[Trial]:
-    """What to try: each class with each seed; `graded` more of each that has a range of severities."""
+    """Return a trial of each class and seed, and `graded` times as many with a graded severity."""
     found = [Trial(key, seed) for key in keys if key != HEALTHY for seed in seeds]
     for key in keys:
         if key != HEALTHY and catalogue.ENTRIES[key].graded:
@@ -44,14 +44,14 @@ def trials(keys: Sequence[str], seeds: range, healthy: int, *, graded: int) -> l
 
 
 def outcomes(asked: Sequence[Trial], jobs: int) -> Iterator[dict[str, Any]]:
-    """Run the trials, each in some process of its own, and give what comes out as they end."""
+    """Run the trials in parallel processes and yield each outcome as it completes."""
     return machine.pooled(trial.run, asked, jobs, chunksize=4)
 
 
 def resumed(asked: Sequence[Trial], kept: Path | None, jobs: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of `asked`: those in the file `kept` (JSON lines) are read, the others run and added.
+    """Yield the outcomes of `asked`, read from the file `kept` (JSON lines) or run and appended to it.
 
-    A line that was cut off when a run was ended is run again. Without a file all are run.
+    A line that was cut off by an interrupted run is run again. Without a file all trials are run.
     """
     if kept is None:
         yield from outcomes(asked, jobs)
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def perturbed(count: int, jobs: int, written: Path | None) -> int:
-    """The second edition: so many perturbed outputs, by a generator that does not know the checks."""
+    """Run the second edition: `count` perturbed outputs of a generator that does not know the checks."""
     found = perturb_trial.outcomes(perturb_trial.chosen(count), jobs)
     text = perturb_report.lines(found, perturb_report.head(count, len(found)))
     print("\n".join(text))
@@ -114,7 +114,7 @@ def perturbed(count: int, jobs: int, written: Path | None) -> int:
 
 
 def of_amd(seeds: int, kept: Path | None, jobs: int, written: Path | None) -> int:
-    """Nodes with AMD's GPUs: each class with so many fixed seeds, and ten times as many healthy nodes."""
+    """Try nodes with AMD GPUs: each class with `seeds` fixed seeds, and ten times as many healthy nodes."""
     asked = [Trial(key, seed) for key in catalogue_amd.ENTRIES for seed in range(seeds)]
     asked += [Trial(catalogue_amd.HEALTHY, seed) for seed in range(10 * seeds)]
     found = list(resumed(asked, kept, jobs))
@@ -165,7 +165,7 @@ def _seeds(text: str) -> range:
 
 
 def _keys(text: str) -> list[str]:
-    """The classes asked for; of all, those that can be tried."""
+    """Return the requested classes; `all` selects every class that can be tried."""
     if text == "all":
         return [*(e.key for e in (*catalogue.covered(traps=False), *catalogue.covered(traps=True))), HEALTHY]
     keys = [key.strip() for key in text.split(",")]

@@ -1,4 +1,4 @@
-"""What was found on nodes with AMD's GPUs, as a table of docs/detection.md."""
+"""Results of the nodes with AMD GPUs, as a table for docs/detection.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- amd: begin -->", "<!-- amd: end -->"
 
 
 def lines(outcomes: Outcomes, how: str) -> list[str]:
-    """The classes with recall and blame, the look-alikes and the healthy nodes."""
+    """Render the classes with recall and blame, the look-alikes and the healthy nodes."""
     by_key: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for one in outcomes:
         by_key[one["key"]].append(one)
@@ -32,7 +32,7 @@ def lines(outcomes: Outcomes, how: str) -> list[str]:
 
 
 def misses(outcomes: Outcomes) -> list[str]:
-    """What was missed, blamed wrongly or flagged in vain, and our own mistakes."""
+    """List missed, wrongly blamed and wrongly flagged trials, and errors of the benchmark itself."""
     said = []
     for one in outcomes:
         entry = catalogue_amd.ENTRIES.get(one["key"])

@@ -1,6 +1,6 @@
 """All fault classes with their healthy look-alikes, and the mixes of the headline numbers.
 
-A class for which nothing can be drawn yet is listed as not covered with its reason, and never left out.
+A class that cannot be drawn yet is listed as not covered with its reason, and never left out.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ENTRIES: Mapping[str, Entry] = {
     )
 }
 
-# How defects of new clusters fall: SuperBench, 24 k GPUs (arXiv 2402.06194), by the test that fails. How
-# production interruptions fall: Llama 3 (arXiv 2407.21783, table 5). Shares of each family in percent; within
-# a family every class that is covered counts the same.
+# The distribution of defects in new clusters: SuperBench, 24 k GPUs (arXiv 2402.06194), by the failing
+# test. The distribution of production interruptions: Llama 3 (arXiv 2407.21783, table 5). Shares of each
+# family in percent; within a family all covered classes weigh the same.
 BUILD_OUT: Mapping[str, tuple[float, tuple[int, ...]]] = {
     "network loopback": (45, (30, 31, 32, 34, 35, 36, 37)),
     "host-device copies": (15, (3, 4, 6)),
@@ -52,7 +52,7 @@ PRODUCTION: Mapping[str, tuple[float, tuple[int, ...]]] = {
 
 @functools.cache
 def not_covered(key: str) -> str:
-    """Why this class cannot be tried; empty when it can."""
+    """Return why this class cannot be tried; empty if it can."""
     entry = ENTRIES[key]
     if entry.draw is None:
         return entry.missing or "the lab cannot inject it yet, or no check looks for it yet"
@@ -67,7 +67,7 @@ def not_covered(key: str) -> str:
 
 @functools.cache
 def _known_faults() -> frozenset[str]:
-    """The faults the lab lists, and what a trial does by itself."""
+    """Return the fault names that the lab lists, plus the actions of a trial itself."""
     import json
     import subprocess
     import sys
@@ -80,5 +80,5 @@ def _known_faults() -> frozenset[str]:
 
 
 def covered(*, traps: bool) -> list[Entry]:
-    """The classes (or the look-alikes) that can be tried, in order."""
+    """Return the classes (or the look-alikes) that can be tried, in order."""
     return [entry for entry in ENTRIES.values() if entry.trap is traps and not not_covered(entry.key)]

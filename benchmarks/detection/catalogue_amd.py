@@ -1,8 +1,8 @@
-"""Fault classes with their look-alikes on nodes with AMD's GPUs.
+"""Fault classes with their look-alikes on nodes with AMD GPUs.
 
-They have a table of their own (`--amd`), for not everything that loads NVIDIA's GPUs was built for them.
-Of the classes of network and host those are tried again in which the GPUs have a part: others' checks are the
-same.
+They have their own table (`--amd`), since some loads exist for NVIDIA GPUs only.
+The network and host classes are tried again only if the GPUs matter in them; the checks of the other classes
+are identical.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from benchmarks.detection.cases import (
 )
 
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
-# Whose firmware tells links, limits and deferred errors; and those whose memory is the processor's.
+# SKUs whose firmware reports links, limits and deferred errors; and those whose memory is the CPU's.
 WITH_METRICS = ("mi300x", "mi325x", "mi355x")
 SHARED = ("mi300a",)
-WHOLE = ("mi210", *WITH_METRICS, *SHARED)  # whose GPUs are one device each: a module's second shows no power
+WHOLE = ("mi210", *WITH_METRICS, *SHARED)  # one device per GPU; the second device of a module shows no power
 ALONE = tuple(sku for sku in AMD if sku not in SHARED)
 LIMITS = (*WITH_METRICS, *SHARED)
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "hdp")
@@ -94,7 +94,7 @@ _link_errors = planted(
     "ras_errors gpu={gpu} block=xgmi_wafl kind=ue count={count}", GPU, RESET, count=range(1, 99)
 )
 _bridges = planted("bridges cards={cards}", everywhere=True, cards=(1, 2))
-# GPU, processor and memory are one part there, so that naming the GPU accuses nobody else.
+# GPU, CPU and memory are one part on these nodes, so naming the GPU blames no other part.
 _of_socket = planted(
     "ecc_uncorrectable gpu={gpu} count={count}", ("mc{gpu}",), HANDS, also=("gpu{gpu}",), count=range(1, 9)
 )
@@ -145,7 +145,7 @@ _no_answer = planted(
 
 # --- what only a load shows
 
-_ONSETS = range(8, 30)  # seconds into it
+_ONSETS = range(8, 30)  # seconds after the load starts
 _slow = planted("gpu_slow gpu={gpu} factor={rest}", GPU, LOOK)
 _wrong = planted("burn_errors gpu={gpu} errors={severity}", GPU, ("replace part",))
 _wrong_later = planted("burn_errors gpu={gpu} onset={onset}", GPU, ("replace part",), onset=_ONSETS)
@@ -200,7 +200,7 @@ _pattern = planted("memory_pattern gpu={gpu} test={test}", GPU, ("replace part",
 # --- what copies and collectives show
 
 _MODULES = ((0, 1), (2, 3), (4, 5), (6, 7))
-_WIRED = {  # pairs that others have as many links as
+_WIRED = {  # pairs with as many links as other pairs
     "mi250": _MODULES,
     "mi250x": (*_MODULES, (0, 6), (2, 4)),
     "mi210": tuple((a, b) for a in range(8) for b in range(a + 1, 8) if a // 4 == b // 4),
@@ -248,7 +248,7 @@ def _new_matrix(draw: Draw) -> Case:
     return Case((), expected, machine={"altered": ("TransferBench", *altered)})
 
 
-# The way between cards and GPUs, and what only shows between nodes.
+# The path between network cards and GPUs, and faults that only show between nodes.
 _SHARED = tuple(
     replace(entry, skus=AMD, name=entry.name.replace("CUDA", "ROCm"))
     for entry in (*catalogue_network.ENTRIES, *catalogue_fleet.ENTRIES)
@@ -261,7 +261,7 @@ _ENTRIES = (
     Entry(2, "GPU that falls off the bus under load", _lost_in_load, skus=AMD, variant="l"),
     Entry(3, "PCIe width degraded", _width, skus=ALONE),
     Entry(3, "PCIe width lost under load", _narrow_later, skus=ALONE, variant="l"),
-    # For the others a site states limits of copies itself, which are for its own slots.
+    # On other SKUs a site has to declare its own copy limits, which depend on its slots.
     Entry(3, "slots wired with fewer lanes", _wired, skus=("mi300x",), trap=True),
     Entry(4, "PCIe generation degraded", _generation, skus=ALONE),
     Entry(5, "PCIe replays", _replays, "a minute", (1_000, 100_000), skus=ALONE),

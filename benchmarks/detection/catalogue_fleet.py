@@ -1,10 +1,10 @@
-"""Fault classes 38 and 39: what only shows between nodes, tried on whole fleets (fleets.py)."""
+"""Fault classes 38 and 39, which only show between nodes; tried on whole fleets (fleets.py)."""
 
 from __future__ import annotations
 
 from benchmarks.detection.cases import Case, Draw, Entry, Expected, FleetCase
 
-SKUS = ("h100-sxm",)  # the nodes themselves are not looked at
+SKUS = ("h100-sxm",)  # the nodes themselves are not checked
 RACK = 8
 CABLE = ("reseat or check cable",)
 NODE = ("reseat or check cable", "investigate")
@@ -15,7 +15,7 @@ def _nodes(draw: Draw) -> int:
 
 
 def _between(draw: Draw) -> Case:
-    """A link, a leaf switch or a rack's uplink."""
+    """Draw a bad link, leaf switch or rack uplink."""
     count = _nodes(draw)
     rack = draw.rng.randrange(count // RACK)
     kind = draw.rng.choice(("link", "leaf", "uplink"))
@@ -23,7 +23,7 @@ def _between(draw: Draw) -> Case:
         fault: tuple[str, ...] = (kind, f"r{rack}")
         name = f"{kind} of rack r{rack}"
     else:
-        # One that the first round measures: the others nobody meets but the exhaustive schedule.
+        # A link that the first round measures; the others are only met by the exhaustive schedule.
         fault, name = ("link", "first"), "link *"
     return Case(
         fleet=FleetCase(count, {fault: 1 - draw.severity}),
@@ -38,7 +38,7 @@ def _once(draw: Draw) -> Case:
 
 
 def _node(draw: Draw) -> Case:
-    """One node, or a few at once, slow on all rails or one, or hanging."""
+    """Draw one to three bad nodes, each slow on all rails or one, or hanging."""
     count = _nodes(draw)
     bad = draw.rng.sample(range(count), draw.rng.randint(1, 3))
     faults: dict[tuple[str, ...], float | None] = {}
@@ -52,7 +52,7 @@ def _node(draw: Draw) -> Case:
 
 
 def _planned(draw: Draw) -> Case:
-    """Uplinks that carry less than the racks can send, as the inventory says."""
+    """Draw uplinks that carry less than the racks can send, as the inventory declares."""
     times = draw.rng.choice((2.0, 4.0))
     racks = _nodes(draw) // RACK
     faults: dict[tuple[str, ...], float | None] = {("uplink", f"r{rack}"): 1 / times for rack in range(racks)}

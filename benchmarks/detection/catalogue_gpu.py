@@ -1,4 +1,4 @@
-"""Fault classes 14 to 29: the GPUs themselves, the driver and what containers need of it."""
+"""Fault classes 14 to 29: the GPUs themselves, the driver and its support for containers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _firmware(draw: Draw) -> Case:
     gpu, code = draw.gpu(), draw.rng.choice((119, 120, 122, 123))
     if code in (119, 120):
         return Case((f"xid gpu={gpu} code={code}",), Expected((f"gpu{gpu}",), RESET))
-    # NVIDIA's catalogue gives no remedy for what the power management unit could not read or write.
+    # NVIDIA's catalogue gives no remedy for failed reads or writes of the power management unit.
     expected = Expected((f"gpu{gpu}",), (*RESET, "investigate"), verdicts=("warn", "fail"))
     return Case((f"xid gpu={gpu} code={code}",), expected)
 
@@ -70,7 +70,7 @@ def _library(draw: Draw) -> Case:
 
 def _no_module(draw: Draw) -> Case:
     expected = Expected(("node",), ("fix configuration", "reboot"), verdicts=("error", "fail"))
-    # Nouveau is kept away by whatever the driver's packages leave, and they may leave it without a module.
+    # Remnants of the driver's packages can keep nouveau blacklisted without providing a module themselves.
     return Case((), expected, machine={"module": draw.rng.choice(("none", "blacklist")), "fabric": False})
 
 

@@ -1,11 +1,11 @@
-"""Fault classes 41 to 52: the host, and the validator's own honesty."""
+"""Fault classes 41 to 52: the host, and validators that must not hide their own failures."""
 
 from __future__ import annotations
 
 from benchmarks.detection.cases import FAIL_OR_WARN, GPU, GPUS, NODE, Case, Draw, Entry, Expected, planted
 
 TOOLS = ("nvidia-smi", "gpu_burn", "nvbandwidth", "all_reduce_perf")
-# How a release that nobody has seen might print: (tool, what it prints, what it would print instead).
+# Output of a hypothetical newer release: (tool, current text, its replacement).
 NEWER = (
     ("nvidia-smi", "<gpu id=", "<accelerator id="),
     ("nvidia-smi", "<fb_memory_usage>", "<fb_memory>"),
@@ -16,7 +16,7 @@ NEWER = (
     ("gpu_burn", ": OK", ": PASSED"),
     ("nvbandwidth", '"bandwidth_matrix"', '"matrix"'),
     ("nvbandwidth", '"testcases"', '"results"'),
-    ("nvbandwidth", ".", ","),  # another language's numbers
+    ("nvbandwidth", ".", ","),  # the decimal comma of another locale
     ("all_reduce_perf", "busbw", "bus_bw"),
     ("all_reduce_perf", "(GB/s)", "(Gb/s)"),
     ("all_reduce_perf", ".", ","),

@@ -1,4 +1,4 @@
-"""Fault classes 1 to 13: GPUs that are gone, and the links to them and between them."""
+"""Fault classes 1 to 13: missing GPUs, and the links to and between GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
 
 
 def _old_xid(draw: Draw) -> Case:
-    # The line is written once, and the log begins again with the boot.
+    # The line is written once, and the reboot starts a new log.
     return Case((f"xid gpu={draw.gpu()} code=79 once=yes", "reboot"))
 
 
@@ -69,7 +69,7 @@ def _fabric(draw: Draw) -> Case:
 
 
 def _other_manager(draw: Draw) -> Case:
-    # The old one ends as soon as it is started; where it still runs, it ends with the next reboot.
+    # An old manager exits as soon as it starts; if one is still running, it exits at the next reboot.
     version = draw.rng.choice(("580.95.05", "570.172.08", "590.48.01"))
     machine = {"manager": f"{version}-1", "fabric": draw.rng.random() < 0.5}
     expected = Expected(("node",), ("fix configuration", "reboot"))
@@ -82,7 +82,7 @@ def _packaged_again(draw: Draw) -> Case:
 
 
 def _no_imex(draw: Draw) -> Case:
-    """It does not run, or has another driver's version, which ends it as soon as it starts."""
+    """Draw an IMEX that is stopped, or exits at startup because its version is not the driver's."""
     how = draw.rng.choice(("stopped", "failed", "other version"))
     version = draw.rng.choice(("580.95.05", "570.195.03", "590.44.01"))
     machine = {
@@ -95,8 +95,8 @@ def _no_imex(draw: Draw) -> Case:
 
 
 def _idle_tray(draw: Draw) -> Case:
-    """The domain of an idle rack calls itself unhealthy; that the daemon runs, of the driver's version, is
-    what a tray can be held to."""
+    """Draw a healthy tray of an idle rack, whose IMEX domain reports itself as unhealthy.
+    A tray only has to run the daemon in the driver's version."""
     return Case(machine={"manager": f"{DRIVER}-{draw.rng.choice(('1', '2'))}"})
 
 

@@ -1,4 +1,4 @@
-"""Fault classes 30 to 40: RDMA cards, their ports and cables, and what crosses them."""
+"""Fault classes 30 to 40: RDMA cards, their ports and cables, and the traffic over them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from benchmarks.detection.cases import FAIL_OR_WARN, GPUS, NIC, NODE, Case, Draw
 
 HANDS = ("reseat or check cable", "replace part", "investigate")
 CONFIGURE = ("fix configuration", "investigate")
-# None of 4 bits: they are full at 15, on healthy ports as well.
+# No 4-bit counters: those saturate at 15 on healthy ports, too.
 COUNTERS = ("symbol_error", "link_error_recovery", "port_rcv_errors", "port_rcv_remote_physical_errors")
 
 
 def _nic(draw: Draw) -> int:
-    """One of the cards between nodes: there is one for each GPU."""
+    """Draw one of the cards between nodes; each GPU has one."""
     return draw.rng.randrange(GPUS)
 
 
@@ -44,7 +44,7 @@ def _address(draw: Draw) -> Case:
 
 
 def _roce(draw: Draw) -> Case:
-    # An InfiniBand port has no RoCE GIDs, and a RoCE port has: both are as they should be.
+    # An InfiniBand port has no RoCE GIDs, a RoCE port has some; both are healthy.
     return Case(("storage_port_down",), machine={"network": draw.rng.choice(("ib", "roce"))})
 
 

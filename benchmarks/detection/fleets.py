@@ -1,7 +1,7 @@
-"""A trial of a fleet: pairs are chosen, measured on a simulated fabric and judged as `validate --pairs` does.
+"""A trial of a fleet, whose pairs are measured on a simulated fabric and judged as by `validate --pairs`.
 
-What is simulated is the bandwidth that ib_write_bw reports (tests/support/fabric.py), not its output: that is
-tried on lab nodes. Culprits, all of them and nobody else, must be named within the product's four rounds.
+Only the bandwidth that ib_write_bw reports is simulated (tests/support/fabric.py), not its output, which is
+tried on lab nodes. All culprits, and no other part, must be named within the product's four rounds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from provision.checks.pairs import groups, write_bw
 from provision.checks.pairs.pairing import across
 from tests.support.fabric import RATE, Fabric, racked
 
-SHARE = 0.9  # what a pair should reach at least (data/port_limits.yml)
+SHARE = 0.9  # least expected share of a pair's rate (data/port_limits.yml)
 RAILS = ("mlx5_0", "mlx5_1")
 RACK = 8
 
 
 def run(case: FleetCase, rng: Random) -> list[tuple[str, Finding]]:
-    """(node or "fabric", finding) of all that is no pass."""
+    """Run one trial and return (node or "fabric", finding) for each finding except passes."""
     fleet = racked(case.nodes, RACK)
     faults = {
         (place if place != ("link", "first") else ("link", *sorted(rng.choice(across(fleet))))): factor
@@ -44,8 +44,9 @@ def run(case: FleetCase, rng: Random) -> list[tuple[str, Finding]]:
 
 
 def score(said: list[tuple[str, Finding]], expected: Expected) -> tuple[bool, bool]:
-    """(everything was caught, the blame is right): every expected part failed, with an action that helps, and
-    no other did. That nodes behind a bad leaf were not measured otherwise, an error, is right."""
+    """Return (everything was caught, the blame is correct).
+    The blame is correct if every expected part failed with a helpful action and no other part failed. An
+    error on nodes that could not be measured because of a bad leaf is acceptable."""
     failed = [(place, f) for place, f in said if f.verdict is Verdict.FAIL]
     named = {f.device if place == "fabric" else place for place, f in failed}
     caught = all(any(_is(name, one) for one in named) for name in expected.devices)

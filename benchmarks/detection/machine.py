@@ -1,7 +1,7 @@
-"""One simulated node in a temporary folder: made, broken, observed and measured as a lab node is.
+"""One simulated node in a temporary folder: made, broken, observed and measured like a lab node.
 
-The simulated tools run in a process of ours (simulator.py). The program of `provision/node` looks at a tree
-of files in which the lab's surfaces lie where a node has them mounted.
+The simulated tools run in a process of the benchmark (simulator.py). The program of `provision/node` reads a
+file tree in which the lab's surfaces lie where a node has them mounted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from provision.remote import protocol as answer
 from provision.validate.selftest.measure import runner
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin:/opt/rocm/bin"
-LISTENS = 0.1  # seconds until a program that serves another listens
+LISTENS = 0.1  # seconds until a server program listens
 CAP = 2 * 1024 * 1024  # bytes kept of each stream of a program, as on a node
 
-# Where a lab node has the simulated surfaces mounted (lab/gpuprov_lab/node.py, layer.py).
+# The mount points of a lab node's simulated surfaces (lab/gpuprov_lab/node.py, layer.py).
 MOUNTS = {
     "sys_pci": "sys/bus/pci/devices",
     "sys_module": "sys/module",
@@ -44,17 +44,17 @@ MOUNTS = {
     "sys/devices/system": "sys/devices/system",
     "sys/kernel/iommu_groups": "sys/kernel/iommu_groups",
 }
-PLACE = Path(tempfile.gettempdir())  # where the nodes of this process lie
+PLACE = Path(tempfile.gettempdir())  # folder for the nodes of this process
 
 
 def memory() -> Path | None:
-    """Where files are memory, when the machine has such a place."""
+    """Return an in-memory folder, or None if the machine has none."""
     place = Path("/dev/shm")  # noqa: S108
     return place if os.access(place, os.W_OK) else None
 
 
 def pooled(run: Callable[[Any], Any], asked: Sequence[Any], jobs: int, chunksize: int = 1) -> Iterator[Any]:
-    """Run trials in processes of their own, as they end: the simulator lives in none of ours."""
+    """Run trials in separate processes, which the simulator needs, and yield outcomes as they complete."""
     with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=memory()) as folder:
         spawn = multiprocessing.get_context("spawn")
         with spawn.Pool(jobs, initializer=_begin, initargs=(Path(folder),)) as pool:
@@ -62,7 +62,7 @@ def pooled(run: Callable[[Any], Any], asked: Sequence[Any], jobs: int, chunksize
 
 
 def _begin(folder: Path) -> None:
-    """For a process of the benchmark's own: its nodes lie in `folder`, and an interrupt is its parent's."""
+    """Initialise a worker process: its nodes lie in `folder`; interrupts are left to its parent."""
     global PLACE
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     PLACE = folder
@@ -74,7 +74,7 @@ def _observer(facts: frozenset[str]) -> Any:
 
 
 class Machine:
-    """A node from its making to its removal; a context manager."""
+    """A node from its creation to its removal; a context manager."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Machine:
         altered: tuple[str, str, str] | None = None,
         network: str = "",
     ) -> None:
-        """`fabric`: fabric manager runs. `driver`: its version; `library` that of user space and `manager`
-        that of the package of fabric manager or IMEX (`none`: there is none), when they are others; `imex`:
-        the state of its unit, where the rack's fabric needs it. `module`: the driver's is `loaded`; or
-        there is `none`, and nouveau takes its place unless it is on the `blacklist`. `altered`: what a tool
-        prints (tool, words, other words), as a release of it that nobody knows would. `network`: what joins
-        the nodes, `ib` unless said otherwise.
+        """Create a node; the defaults make a healthy one.
+        `fabric`: fabric manager runs. `driver`: its version; `library` that of user space and `manager` that
+        of the fabric manager or IMEX package (`none`: not installed), if they differ; `imex`: the state of
+        its unit on SKUs whose rack fabric needs it. `module`: `loaded` is the driver's; with `none` nouveau
+        takes its place unless on the `blacklist`. `altered`: (tool, text, replacement) to imitate output of
+        an unknown release. `network`: the network between nodes, `ib` by default.
         """
         self.silicon, self.sku, self.name, self.altered = simulator(), sku, name, altered
         self.folder = Path(tempfile.mkdtemp(dir=PLACE))
@@ -123,7 +123,7 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # -- making
+    # -- creation
 
     def _mount(self) -> None:
         for name, inside in MOUNTS.items():
@@ -135,32 +135,32 @@ class Machine:
     # -- the lab's own commands
 
     def lab(self, *words: str) -> None:
-        """`new`, `boot` or `fault …` from the host's side; it must work."""
+        """Run `new`, `boot` or `fault …` on the host's side. Raises RuntimeError when it fails."""
         program = self._start(words, {}, self.root)
         self.world.run(program, 3600.0)
         if program.rc != 0:
             raise RuntimeError(f"run.py {' '.join(words)}: {program.text('stderr').strip()}")
 
     def boot(self) -> None:
-        """Boot the node: its daemons come up with it."""
+        """Boot the node and start its daemons."""
         self.lab("boot")
-        # The mark of a daemon with a living process in it is what the tools look at.
+        # The tools check the daemon's marker file, which holds the PID of a living process.
         for daemon in ("persistenced", *(["fabricmanager.ready"] if self.fabric else [])):
             (self.state / "run" / daemon).write_text(f"{os.getpid()}\n")
 
     def happen(self, event: str) -> None:
-        """While a check runs the node `reboots`, or `vanishes` from the network."""
+        """Reboot the node or make it vanish from the network, while a check runs."""
         self.gone = event == "vanishes"
         tree.write(self.root, "proc/sys/kernel/random/boot_id", "00000000-0000-4000-8000-000000000002\n")
 
     def fault(self, *words: str) -> None:
-        """Break something: `gpu_slow gpu=3 factor=0.5`."""
+        """Inject a fault, such as `gpu_slow gpu=3 factor=0.5`."""
         self.lab("fault", "--dir", str(self.state), "set", *words)
 
-    # -- what gpuprov does to a node
+    # -- gpuprov's access to a node
 
     def observe(self, facts: frozenset[str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Run the program for nodes over this node's tree: (facts, problems)."""
+        """Run the node program over this node's tree and return (facts, problems)."""
         request = {"facts": sorted(facts), "root": str(self.root)}
         reader, writer = os.pipe()
         child = os.fork()
@@ -182,7 +182,7 @@ class Machine:
         return dict(found), problems
 
     def _simulate_tools(self, space: dict[str, Any]) -> None:
-        """Where the program starts a tool that is simulated, its process runs that."""
+        """Make the program's process run the simulated tool when it would execute a real one."""
         find, execute, known = space["find_tool"], space["execute"], self.silicon.tools
 
         def run(path: str, command: Sequence[str]) -> None:
@@ -196,7 +196,7 @@ class Machine:
             for name, handle in (("stdout", 1), ("stderr", 2)):
                 os.write(handle, program.bytes[name].getvalue())
 
-        # adjtimex(2) is no file: the kernel's flag says that nobody keeps the clock, as on a fresh machine.
+        # adjtimex(2) is not a file; its flag marks the clock as unsynchronised, as on a fresh machine.
         if "kernel_clock" in space:
             space["kernel_clock"] = lambda: (0x40, 16_000_000)
         simulated = {*known, "systemctl"} if self.imex else known
@@ -204,13 +204,13 @@ class Machine:
         space["execute"] = run
 
     def _units(self, names: Sequence[str]) -> str:
-        """What `systemctl show` prints of these units: this machine has IMEX's."""
+        """Return the output of `systemctl show` for these units; only IMEX's exists on this machine."""
         found = f"LoadState=loaded\nActiveState={self.imex}\nUnitFileState=enabled\n"
         gone = "LoadState=not-found\nActiveState=inactive\nUnitFileState=\n"
         return "\n".join(found if name.startswith("nvidia-imex") else gone for name in names)
 
     def measure(self, commands: Sequence[Command]) -> dict[str, Any]:
-        """What the module gpuprov_run answers for these programs: its own words around our processes."""
+        """Return the answer of the module gpuprov_run for these commands, run by our simulated processes."""
         node = _node_module()
         node.run_one = lambda command, cap: self._together(command, (), cap)[command["name"]]
         plain = [asdict(command) for command in commands]
@@ -230,7 +230,7 @@ class Machine:
     def _together(
         self, command: Mapping[str, Any], companions: Sequence[Mapping[str, Any]], cap: int
     ) -> dict[str, dict[str, Any]]:
-        """Run a program with those beside it: name → the fields of Output."""
+        """Run a program together with its companions and return name → the fields of Output."""
         began, killed = self.world.now, False
         started = {one["name"]: self._program(one) for one in (command, *companions)}
         main = started[command["name"]][0]
@@ -264,16 +264,16 @@ class Machine:
         return said
 
     def tool(self, *words: str) -> None:
-        """Run a simulated tool as an administrator of the node would: `nvidia-smi -pm 1`."""
+        """Run a simulated tool as the node's administrator would, such as `nvidia-smi -pm 1`."""
         self.world.run(self._start(words, {}, self.root), 600.0)
 
     def _program(self, command: Mapping[str, Any]) -> tuple[Program | None, str]:
-        """The program, or why it does not start."""
+        """Return the started program, or the reason why it does not start."""
         tool, env = Path(command["argv"][0]).name, command.get("env") or {}
         cwd = self.root / str(command.get("cwd") or "/").lstrip("/")
         if not cwd.is_dir():
             return None, f"the folder {command['cwd']} does not exist"
-        if tool == "journalctl":  # a lab node's journal has no kernel lines: its kernel is the host's
+        if tool == "journalctl":  # a lab node's journal has no kernel lines: it shares the host's kernel
             return self._start_main(_no_entries, env, cwd), ""
         if tool == "sh":
             return self._start_main(shell.script(self.silicon, self.root, command["argv"]), env, cwd), ""
@@ -297,5 +297,5 @@ def _no_entries() -> int:
 
 @functools.cache
 def _node_module() -> Any:
-    """The module that runs programs on nodes; here it is asked for its words, and runs nothing."""
+    """Return the module that runs programs on nodes; only its helpers are used here."""
     return runner()

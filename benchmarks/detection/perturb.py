@@ -1,4 +1,4 @@
-"""Draws a perturbed output: one to three changes of a healthy one, each labelled by perturb_table.yml.
+"""Draws a perturbed output: one to three changes of a healthy one, labelled by perturb_table.yml.
 
 The same surface, number and healthy text give the same output, in any process and on any machine.
 """
@@ -34,7 +34,7 @@ GENERATOR = (
 
 @dataclass(frozen=True)
 class Perturbed:
-    """A perturbed output: what was done to it, in order."""
+    """A perturbed output and the applied changes, in order."""
 
     surface: str
     number: int
@@ -47,25 +47,25 @@ class Perturbed:
 
 
 def digest() -> str:
-    """What the generator is: another one draws other outputs, and its figures are not these."""
+    """Return a digest of the generator; a different one draws other outputs, so its figures differ, too."""
     here = Path(__file__).parent
     own = [TABLE, *(here / f"{name}.py" for name in GENERATOR)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest()[:12]
 
 
 def generator(*words: object) -> Random:
-    """Random numbers that these words decide, the same on every machine."""
+    """Return a random generator seeded by these words, identical on every machine."""
     return Random("/".join(str(word) for word in words))  # noqa: S311 - nothing here is a secret
 
 
 def draw(surface: str, number: int, healthy: Answer, only: str = "") -> Perturbed:
-    """The output of this number; `only`: one change, of that row of the table."""
+    """Draw the output with this number; `only`: a single change, by that row of the table."""
     rng = generator("perturbed", surface, number)
     rows = [row for row in table()[surface] if row.name == only or not only]
     wanted = 1 if only else rng.choices((1, 2, 3), (6, 3, 1))[0]
     rows = [row for row in rows if wanted == 1 or not row.alone]
     rng.shuffle(rows)
-    final: Row | None = None  # what destroys the output comes after the rest
+    final: Row | None = None  # a change that destroys the output comes last
     answer, done, spots = healthy, list[tuple[Row, Change]](), set[str]()
     for row in rows:
         if len(done) + (final is not None) == wanted:

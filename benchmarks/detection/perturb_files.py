@@ -1,4 +1,4 @@
-"""Perturbations of files in sysfs: the ports of RDMA cards. An answer's text is the files of one port."""
+"""Perturbations of sysfs files: the ports of RDMA cards. An answer's text holds the files of one port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.detection.perturb_model import Answer, Change, Op, Row
 
 
 def write(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Other content in one of these files of the port."""
+    """Replace the content of one of these files of the port."""
     files = json.loads(answer.text)
     known = [name for name in row.more["files"] if name in files]
     if not known:
@@ -20,7 +20,7 @@ def write(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def unlink(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One of these files is not there."""
+    """Remove one of these files."""
     files = json.loads(answer.text)
     known = [name for name in row.more["files"] if name in files]
     if not known:

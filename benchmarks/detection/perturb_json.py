@@ -14,7 +14,7 @@ def _document(answer: Answer) -> tuple[str, Any] | None:
     begin = answer.text.find("{")
     try:
         return answer.text[:begin], json.loads(answer.text[begin:])
-    except ValueError:  # another change has broken it
+    except ValueError:  # an earlier change broke the document
         return None
 
 
@@ -23,8 +23,8 @@ def _printed(answer: Answer, head: str, document: Any) -> Answer:
 
 
 def _places(document: Any, path: tuple[str, ...], *, new: bool = False) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of each place below a path in which `*` stands for every item; `new`: the last member
-    need not be there."""
+    """Yield (container, key) of each match of a path in which `*` stands for every item.
+    `new`: the last member need not exist."""
     if isinstance(document, list):
         numbers = range(len(document))
         keys: list[Any] = [at for at in numbers if path[0] in ("*", str(at))]
@@ -50,7 +50,7 @@ def _at(rng: Random, document: Any, row: Row, *, new: bool = False) -> tuple[Any
 
 
 def put(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Another value at one of these places; `*0.5` changes the number that is there."""
+    """Put another value at one of these places; `*0.5` scales the present number."""
     read = _document(answer)
     place = _at(rng, read[1], row, new=True) if read else None
     if read is None or place is None:
@@ -65,7 +65,7 @@ def put(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def remove(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One of these members is missing."""
+    """Remove one of these members."""
     read = _document(answer)
     place = _at(rng, read[1], row) if read else None
     if read is None or place is None:
@@ -75,7 +75,7 @@ def remove(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def add(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A member that a newer version has."""
+    """Add a member that a newer version has."""
     read = _document(answer)
     place = _at(rng, read[1], row) if read else None
     if read is None or place is None or not isinstance(place[0][place[1]], dict):
@@ -86,7 +86,7 @@ def add(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def mix(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """The members of every object in another order."""
+    """Shuffle the members of every object."""
     del row
     read = _document(answer)
     if read is None:
@@ -112,7 +112,7 @@ def _matrices(document: Any, words: list[str]) -> list[Any]:
 
 
 def gpu_rate(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """nvbandwidth's cells of one GPU, in all of these test cases: `values` as in `put`."""
+    """Change nvbandwidth's cells of one GPU in all of these test cases; `values` as in `put`."""
     read = _document(answer)
     matrices = _matrices(read[1], row.more["cases"]) if read else []
     if read is None or not matrices:
@@ -127,7 +127,7 @@ def gpu_rate(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def pair_rate(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """nvbandwidth's cells of one pair of GPUs, both ways."""
+    """Change nvbandwidth's cells of one pair of GPUs in both directions."""
     read = _document(answer)
     matrices = [cells for cells in _matrices(read[1], row.more["cases"]) if len(cells) > 1] if read else []
     if read is None or not matrices:
@@ -147,18 +147,18 @@ def _cell(cell: object, value: str) -> object:
         return value
     try:
         return f"{float(str(cell)) * float(value[1:]):.6g}"
-    except ValueError:  # another change has broken it
+    except ValueError:  # an earlier change broke the number
         return cell
 
 
 def dcgm(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One GPU's result in one of dcgmi's hardware tests: another status, or gone."""
+    """Change the status of one GPU's result in one of dcgmi's hardware tests, or remove the result."""
     read = _document(answer)
     if read is None:
         return None
     body = next((value for key, value in read[1].items() if key.startswith("DCGM")), None)
     if not isinstance(body, dict) or not isinstance(body.get("test_categories"), list):
-        return None  # another change has broken it
+        return None  # an earlier change broke the document
     found = [
         (results, at)
         for category in body.get("test_categories", [])
@@ -190,13 +190,13 @@ def dcgm(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def rank(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Numbers of one rank in some phases of ddp_scaling's output, a JSON object a line. `times`: longer by
-    this factor, with a step of all ranks that is `longer`, too; `one`: in one of the phases and lists, one of
-    `values`, or none at all (`gone`)."""
+    """Change numbers of one rank in some phases of ddp_scaling's output, a JSON object per line.
+    `times`: multiply by this factor, with a step of all ranks that is `longer`, too; `one`: in one of the
+    phases and lists put one of `values`, or remove the number (`gone`)."""
     lines = answer.text.splitlines()
     try:
         documents = [json.loads(line) for line in lines]
-    except ValueError:  # another change has broken it
+    except ValueError:  # an earlier change broke the document
         return None
     hit = rng.randrange(len(answer.gpus))
     places = [

@@ -11,8 +11,8 @@ _GPU = re.compile(r"^GPU (\d+): ", re.MULTILINE)
 
 
 def link(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One link's line of one GPU reads other words; `{n}` is its number, `{c}` its counter. An empty text
-    drops the line."""
+    """Replace the line of one link of one GPU; an empty text drops the line.
+    `{n}` is the link's number, `{c}` its counter."""
     found = list(re.finditer(row.more["line"], answer.text, re.MULTILINE))
     if not found:
         return None
@@ -25,7 +25,7 @@ def link(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def links_all(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A line more, or another, for every link of every GPU."""
+    """Add a line after, or replace the line of, every link of every GPU."""
     words = str(row.choice(rng, "values"))
     text = re.sub(
         row.more["line"], lambda m: words.format(n=m[1], before=m[0]), answer.text, flags=re.MULTILINE
@@ -34,7 +34,7 @@ def links_all(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def links_of_one(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A sentence in place of all of a GPU's links, or nothing of that GPU at all."""
+    """Replace all links of one GPU by a sentence, or drop that GPU."""
     blocks = list(re.finditer(r"^(GPU (\d+): .*\n)((?:[ \t].*\n|\n)*)", answer.text, re.MULTILINE))
     blocks = [one for one in blocks if one[3].strip()]
     if not blocks:
@@ -50,8 +50,9 @@ _TABLE = re.compile(r"^ +\d+ +\d+ +float.*$", re.MULTILINE)
 
 
 def nccl_cell(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Cells of nccl-tests' table. `slow`: all rates fall by this factor; `wrong`: elements in a row;
-    `unchecked`: nothing was verified; `word`: one number reads this."""
+    """Change cells of nccl-tests' table.
+    `slow`: all rates fall by this factor; `wrong`: wrong elements in a row; `unchecked`: nothing was
+    verified; `word`: one number is replaced by this."""
     rows = list(_TABLE.finditer(answer.text))
     if not rows:
         return None
@@ -82,8 +83,9 @@ _SPLIT = re.compile(r"(?<=\S) - (?=\S)")
 
 
 def burn(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One GPU of gpu_burn. `slow`: its rate falls by this factor, from the beginning or from some report on
-    (`middle`); `errors`: wrong results from some report on; `died`; `ends`: its line in the result."""
+    """Change one GPU of gpu_burn.
+    `slow`: its rate falls by this factor, from the beginning or from some report on (`middle`); `errors`:
+    wrong results from some report on; `died`: its worker died; `ends`: its line in the result."""
     reports = list(_PROGRESS.finditer(answer.text))
     if not reports:
         return None
@@ -116,13 +118,13 @@ def burn(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def perftest(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """The row of ib_write_bw: its average falls by a factor, or a cell reads a word."""
+    """Change the row of ib_write_bw: its average falls by a factor, or a word replaces a cell."""
     one = re.search(r"^ (\d+ +\d+ +)(\S+)( +)(\S+)( .*)$", answer.text, re.MULTILINE)
     if one is None:
         return None
     if "slow" in row.more:
         factor = row.choice(rng, "slow")
-        if "---" in (one[2], one[4]):  # another change has taken the number
+        if "---" in (one[2], one[4]):  # an earlier change replaced the number
             return None
         cells = f"{float(one[2]) * factor:.2f}", f"{float(one[4]) * factor:.2f}"
     else:
@@ -134,8 +136,9 @@ def perftest(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def kernel(rng: Random, answer: Answer, row: Row) -> Change:
-    """Lines that the kernel logs at some moment after the driver was loaded; `{a}` is a GPU's address
-    (0000:1b:00), `{s}` an NVSwitch's, `{c}` an Xid of the list `codes`, `{pid}` a number."""
+    """Add kernel log lines at some moment after the driver was loaded.
+    `{a}` is a GPU's address (0000:1b:00), `{s}` an NVSwitch's, `{c}` an Xid of the list `codes`, `{pid}` a
+    number."""
     lines = answer.text.splitlines(keepends=True)
     hit = rng.randrange(len(answer.gpus))
     address = answer.gpus[hit].lower().rpartition(".")[0][-10:]

@@ -1,6 +1,6 @@
-"""What a perturbation is, and the table that labels them: perturb_table.yml, written from vendors' documents.
+"""Types of perturbations and their labelled table, perturb_table.yml, based on vendors' documents.
 
-Nothing here, and in no module of the generator, knows how gpuprov judges: provision is not imported.
+Neither this module nor another one of the generator knows how gpuprov judges: provision is not imported.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import yaml
 TABLE = Path(__file__).with_name("perturb_table.yml")
 
 NAMED = "must be named"  # a warning or a failure names the part
-ERROR = "must be an error"  # the answer cannot be trusted: anything but a pass
+ERROR = "must be an error"  # the answer is unreliable: any verdict except a pass
 HARMLESS = "must not matter"  # the verdict of the healthy output
 LABELS = {"named": NAMED, "error": ERROR, "harmless": HARMLESS}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one program printed, and how it ended. `gpus`: the PCI addresses in the order of the indices."""
+    """The output and exit status of one program. `gpus`: the PCI addresses in the order of the indices."""
 
     text: str
     rc: int | None
@@ -36,8 +36,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Change:
-    """What became of an answer. `devices`: what may be named for it; `spot`: the field or the block that
-    was touched, so that no other change of this answer touches it again."""
+    """A changed answer.
+    `devices`: the parts that may be named for it; `spot`: the changed field or block, which no other change
+    of this answer may touch."""
 
     answer: Answer
     devices: tuple[str, ...] = ()
@@ -46,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. `op` is the function that does it, `more` what that function wants to know."""
+    """A row of the table. `op`: the name of its function, `more`: that function's parameters."""
 
     name: str
     surface: str
@@ -58,16 +59,16 @@ class Row:
     more: Mapping[str, Any]
 
     def choice(self, rng: Random, what: str) -> Any:
-        """One of the values that the table lists."""
+        """Choose one of the values that the table lists."""
         return rng.choice(self.more[what])
 
 
-Op = Callable[[Random, Answer, Row], Change | None]  # None: this answer has nothing that it could change
+Op = Callable[[Random, Answer, Row], Change | None]  # None: nothing in this answer can be changed
 
 
 @functools.cache
 def table() -> Mapping[str, tuple[Row, ...]]:
-    """Surface → its rows."""
+    """Return surface → its rows."""
     document = yaml.safe_load(TABLE.read_text("utf-8"))
     found = {}
     for surface, rows in document.items():

@@ -1,4 +1,4 @@
-"""What became of perturbed outputs, as tables; every output that was judged wrongly, by name."""
+"""Judgements of perturbed outputs as tables, with the name of every wrongly judged output."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ WORDS = {
 
 
 def head(asked: int, judged: int) -> str:
-    """How the figures came about, and of which generator they are."""
+    """Render the command and the generator that produced the figures."""
     command = f"`python -m benchmarks.detection --perturbed {asked}`"
     return f"{command}: {judged} outputs with fixed seeds, of the generator {perturb.digest()}."
 
 
 def kind(one: Outcome) -> str:
-    """What is wrong with the judgement of an output; empty when nothing is."""
+    """Return the kind of error in the judgement of an output; empty if it is correct."""
     if one["crash"]:
         return "traceback"
     if one["wrong_pass"]:
@@ -60,21 +60,21 @@ def kind(one: Outcome) -> str:
 
 
 def misses(outcomes: Iterable[Outcome]) -> list[tuple[str, str, int, str]]:
-    """(what is wrong, surface, number, name) of every output that was judged wrongly."""
+    """Return (kind of error, surface, number, name) of every wrongly judged output."""
     found = [(kind(one), one["surface"], one["number"], one["name"]) for one in outcomes if kind(one)]
     order = list(SURFACES)
     return sorted(found, key=lambda miss: (miss[0], order.index(miss[1]), miss[2]))
 
 
 def listed(document: str) -> list[tuple[str, str, int, str]]:
-    """The wrong judgements that a document lists."""
+    """Parse the wrong judgements that a document lists."""
     section = document.partition(BEGIN)[2].partition(END)[0]
     rows = re.findall(r"^\| ([a-z ,]+) \| (\w+) \| (\d+) \| (.+) \|$", section, re.MULTILINE)
     return [(what, surface, int(number), name) for what, surface, number, name in rows]
 
 
 def lines(outcomes: Sequence[Outcome], how: str) -> list[str]:
-    """The section of docs/detection.md."""
+    """Render the section of docs/detection.md."""
     by_surface: dict[str, list[Outcome]] = defaultdict(list)
     for one in outcomes:
         by_surface[one["surface"]].append(one)
@@ -125,7 +125,7 @@ def _missed(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _hidden(outcomes: Iterable[Outcome]) -> list[str]:
-    """Faults in an answer that cannot be trusted: what hid how many of them."""
+    """List faults in untrusted answers that were not named: how many, and which change hid them."""
     hidden = [one for one in outcomes if one["faults"] and one["errors"] and not one["named"]]
     both = sum(bool(one["faults"] and one["errors"]) for one in outcomes)
     counted = Counter((one["surface"], " + ".join(one["untrusted"])) for one in hidden)

@@ -23,8 +23,8 @@ def _column(header: list[str], name: str) -> int | None:
 
 
 def cells(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Other cells in one GPU's rows: `columns` (any of, or `all: true`) read `values`, in a share of the
-    rows, from some row on to the end (`middle`), or in one alone (`once`)."""
+    """Replace cells in one GPU's rows: one of `columns`, or all with `all: true`, by one of `values`.
+    All rows change, those from some row on (`middle`), or only one (`once`)."""
     header, rows = _csv(answer)
     index = _column(header, "index")
     known = [at for name in row.more["columns"] if (at := _column(header, name)) is not None]
@@ -33,7 +33,7 @@ def cells(rng: Random, answer: Answer, row: Row) -> Change | None:
     hit = rng.randrange(len(answer.gpus))
     own = [cells for cells in rows if len(cells) == len(header) and cells[index] == str(hit)]
     if len(own) < (5 if row.more.get("once") else 4 if row.more.get("middle") else 0):
-        return None  # another change has taken the rest
+        return None  # an earlier change removed the rest
     if row.more.get("once"):
         own = [rng.choice(own[2:-2])]
     elif row.more.get("middle"):
@@ -44,13 +44,13 @@ def cells(rng: Random, answer: Answer, row: Row) -> Change | None:
         for cells_of in own:
             for at in columns:
                 cells_of[at] = _moved(cells_of[at], value)
-    except ValueError:  # another change has put words there
+    except ValueError:  # an earlier change replaced the numbers
         return None
     return Change(answer.with_text(_joined(header, rows)), (gpu(hit),), f"gpu{hit}")
 
 
 def _moved(cell: str, value: str) -> str:
-    """`*0.5` and `+30` change the number that is there."""
+    """Return the new cell; `*0.5` and `+30` change the present number."""
     if value[:1] == "*":
         return f"{float(cell) * float(value[1:]):.2f}"
     if value[:1] == "+":
@@ -59,7 +59,7 @@ def _moved(cell: str, value: str) -> str:
 
 
 def leaves_off(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """From some row on a GPU is no longer listed; a line may say so."""
+    """Omit a GPU from some row on; a line may report it."""
     header, rows = _csv(answer)
     index = _column(header, "index")
     if index is None:
@@ -73,7 +73,7 @@ def leaves_off(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def stops(rng: Random, answer: Answer, row: Row) -> Change:
-    """The sampler ended by itself in the first tenth."""
+    """End the sampler on its own within the first tenth."""
     lines = answer.text.splitlines(keepends=True)
     kept = lines[: rng.randrange(len(answer.gpus) + 1, max(len(answer.gpus) + 2, len(lines) // 10))]
     text, devices = "".join(kept), ["node"]
@@ -84,7 +84,7 @@ def stops(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 def order(rng: Random, answer: Answer, row: Row) -> Change:
-    """The GPUs of each sample in another order."""
+    """Shuffle the GPUs of each sample."""
     del row
     header, rows = _csv(answer)
     size = len(answer.gpus)
@@ -97,7 +97,7 @@ def order(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 def column(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One more column, as a newer version may print it, at the end."""
+    """Append one more column, as a newer version may print it."""
     header, rows = _csv(answer)
     name, value = row.choice(rng, "added")
     more = [[*cells, value] if len(cells) == len(header) else cells for cells in rows]
@@ -108,7 +108,7 @@ _DMON = re.compile(r"^\s+(\d+)\s")
 
 
 def counter(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A counter of dmon that grows from some row on, or stands at its value from before."""
+    """Let a dmon counter grow from some row on, or keep an earlier value."""
     lines = answer.text.splitlines(keepends=True)
     head = next((line for line in lines if line.startswith("# gpu")), "")
     names = head.split()[1:]
@@ -128,7 +128,7 @@ def counter(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def dmon_leaves(rng: Random, answer: Answer, row: Row) -> Change:
-    """A GPU that dmon does not list, or no longer from some sample on (`middle`); a line may say so."""
+    """Omit a GPU from dmon, always or from some sample on (`middle`); a line may report it."""
     lines = answer.text.splitlines(keepends=True)
     hit = rng.randrange(len(answer.gpus))
     own = [n for n, line in enumerate(lines) if (m := _DMON.match(line)) and m[1] == str(hit)]
@@ -141,8 +141,8 @@ def dmon_leaves(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 def reply(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One GPU's line of `index, pci.bus_id, serial, temperature.gpu` without a header: other `cells`, or
-    nothing; `instead`: words in place of all lines."""
+    """Change one GPU's line of `index, pci.bus_id, serial, temperature.gpu` without a header.
+    Other `cells`, or no line; `instead`: a text in place of all lines."""
     lines = answer.text.splitlines(keepends=True)
     known = [at for at, line in enumerate(lines) if line.count(", ") == 3]
     if not known:
@@ -161,7 +161,7 @@ def reply(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def dmon_column(rng: Random, answer: Answer, row: Row) -> Change:
-    """One more column of dmon."""
+    """Append one more column to dmon's output."""
     name, unit = row.choice(rng, "added")
     lines = []
     for line in answer.text.splitlines():

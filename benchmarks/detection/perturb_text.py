@@ -1,4 +1,4 @@
-"""Perturbations of any text: cut short, ended with a status, strange lines in between."""
+"""Perturbations of any text: truncated, with another exit status, with unexpected lines in between."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.detection.perturb_model import Answer, Change, Op, Row
 
 
 def cut(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Cut at any byte before the mark without which the output is not whole (`before`)."""
+    """Cut at any byte before the mark (`before`) that completes the output."""
     end = answer.text.rfind(row.more["before"]) if row.more.get("before") else len(answer.text.rstrip()) - 1
     if end < 1:
         return None
@@ -16,14 +16,14 @@ def cut(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def status(rng: Random, answer: Answer, row: Row) -> Change:
-    """Another exit status; `words` stand at the end of the output."""
+    """Change the exit status; `words` are appended to the output."""
     words = row.choice(rng, "words") if "words" in row.more else ""
     text = f"{answer.text.rstrip()}\n{words}\n" if words else answer.text
     return Change(Answer(text, row.choice(rng, "values"), answer.gpus), ("node",), "status")
 
 
 def replace_all(rng: Random, answer: Answer, row: Row) -> Change:
-    """Words in place of everything."""
+    """Replace the whole output by `words`."""
     values = row.more.get("status", [answer.rc])
     return Change(
         Answer(f"{row.choice(rng, 'words')}\n", rng.choice(values), answer.gpus), ("node",), "everything"
@@ -31,7 +31,7 @@ def replace_all(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 def insert(rng: Random, answer: Answer, row: Row) -> Change:
-    """A line that the program, or a library of it, prints somewhere between its own."""
+    """Insert a line, printed by the program or one of its libraries, at some place."""
     lines = answer.text.splitlines(keepends=True)
     at = rng.randrange(int(row.more.get("from", 0)), len(lines) + 1)
     if row.more.get("front"):
@@ -41,7 +41,7 @@ def insert(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 def swap(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One text in place of another, everywhere: a unit, a word of another version."""
+    """Replace every occurrence of a text by another, such as a unit or another version's word."""
     pairs = [pair for pair in row.more["pairs"] if pair[0] in answer.text]
     if not pairs:
         return None
@@ -50,7 +50,7 @@ def swap(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def drop_line(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One of the lines that contain these words is missing."""
+    """Drop one of the lines that contain any of these words."""
     lines = answer.text.splitlines(keepends=True)
     found = [at for at, line in enumerate(lines) if any(word in line for word in row.more["words"])]
     if not found:

@@ -1,6 +1,6 @@
-"""Judges perturbed outputs: each beside the healthy outputs of a simulated node, by the check that reads it.
+"""Judges perturbed outputs, each of which replaces one output of a healthy simulated node.
 
-The nodes are made once in each process of the benchmark, with fixed seeds and at a fixed moment.
+The nodes are made once per process of the benchmark, with fixed seeds and at a fixed moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack
 
-# Drivers of the branches that the simulator prints the forms of.
+# Drivers of the branches whose output formats the simulator knows.
 NODES = (
     ("h100-sxm", "580.126.09"),
     ("h100-sxm", "550.163.01"),
@@ -41,7 +41,7 @@ FILES = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "counters
 DCGM3 = Path(__file__).parents[2] / "tests/fixtures/dcgm_diag/v3-healthy.json"
 _PORTS = frozenset({"hca.ports", "hca.counters"})
 
-# Surface -> (the check, the outputs of it that are such a surface, its share of all numbers).
+# Surface -> (its check, the check's outputs that have this surface, its share of all numbers).
 SURFACES: Mapping[str, tuple[str, str, int]] = {
     "smi_xml": ("gpu_inventory", "nvidia_smi", 260),
     "nvlink_status": ("gpu_inventory", "nvlink", 70),
@@ -67,7 +67,7 @@ SURFACES: Mapping[str, tuple[str, str, int]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """A healthy output: the surface, where it is among a check's outputs, and the part that it speaks of."""
+    """A healthy output: node, check, output of the check, and the part that the output describes."""
 
     node: int
     check: str
@@ -76,7 +76,7 @@ class Sample:
 
 
 class Node:
-    """A healthy node: what every check of it printed."""
+    """A healthy node with the outputs of all its checks."""
 
     def __init__(self, sku: str, driver: str, seed: int) -> None:
         silicon = simulator()
@@ -124,7 +124,7 @@ class Node:
         return next(one for one in outputs if one["name"] == sample.output)
 
     def judge(self, surface: str, sample: Sample, answer: Answer) -> tuple[str, list[Finding]]:
-        """The check's verdict when this output had been printed, and its findings."""
+        """Return the check's verdict and findings for this output in place of the healthy one."""
         node, outputs = self.seen, list(self.answers[sample.check]["outputs"])
         if surface == "rdma_port":
             node = self._with_files(sample.part, json.loads(answer.text))
@@ -161,13 +161,13 @@ class Node:
 
 
 def _part(output: str) -> str:
-    """The card or the drive that an output speaks of: `mlx5_3.host`, `smart_nvme0`."""
+    """Return the card or drive that an output describes, such as `mlx5_3.host` or `smart_nvme0`."""
     return output.removeprefix("smart_").partition(".")[0] if re.match("smart_|mlx5_", output) else "node"
 
 
 @functools.cache
 def nodes() -> tuple[Node, ...]:
-    """The healthy nodes of this process."""
+    """Return the healthy nodes of this process."""
     return tuple(Node(sku, driver, 17 + number) for number, (sku, driver) in enumerate(NODES))
 
 
@@ -177,7 +177,8 @@ def samples(surface: str) -> tuple[Sample, ...]:
 
 
 def chosen(count: int) -> list[tuple[str, int]]:
-    """(surface, number) of so many outputs, by the surfaces' shares; of more outputs the fewer are a part."""
+    """Return (surface, number) of `count` outputs, divided by the surfaces' shares.
+    A larger count includes all outputs of a smaller one."""
     whole = sum(share for _, _, share in SURFACES.values())
     return [
         (surface, number)
@@ -187,12 +188,12 @@ def chosen(count: int) -> list[tuple[str, int]]:
 
 
 def outcomes(asked: Sequence[tuple[str, int]], jobs: int) -> list[dict[str, Any]]:
-    """Judge these outputs in processes of their own."""
+    """Judge these outputs in parallel processes."""
     return list(machine.pooled(run, asked, jobs, chunksize=16))
 
 
 def run(asked: tuple[str, int]) -> dict[str, Any]:
-    """Draw one output and judge it; the outcome as plain data."""
+    """Draw one output, judge it and return the outcome as plain data."""
     surface, number = asked
     known = samples(surface)
     sample = known[perturb.generator("sample", surface, number).randrange(len(known))]
@@ -203,7 +204,7 @@ def run(asked: tuple[str, int]) -> dict[str, Any]:
 
 
 def scored(drawn: Perturbed, part: str, verdict: str, findings: list[Finding]) -> dict[str, Any]:
-    """What the check said, against the labels."""
+    """Compare the check's findings with the labels."""
     said = [finding for finding in findings if finding.verdict.value in FLAGGED]
     stands = {"part": part, "port": part}
     devices = {
@@ -237,7 +238,7 @@ def scored(drawn: Perturbed, part: str, verdict: str, findings: list[Finding]) -
 
 
 def _names(finding: Finding, devices: frozenset[str]) -> bool:
-    """An error names a part only when it is an error of that part."""
+    """Whether a finding names one of the devices; an error of the whole node names no part."""
     if finding.verdict.value == "error" and finding.device == "node":
         return False
     return finding.device in devices

@@ -1,4 +1,4 @@
-"""Perturbations of `nvidia-smi -q -x`: its text is changed where it stands."""
+"""Perturbations of `nvidia-smi -q -x`, made in its text in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)((?:\s[^<>]*)?)>([^<]*)")
 
 @dataclass(frozen=True)
 class Leaf:
-    """An element with text alone: which GPU's, its path in the GPU's block, where it and its text stand."""
+    """A text-only element: its GPU, its path in the GPU's block, and the offsets of element and text."""
 
     gpu: int
     path: str
@@ -25,7 +25,7 @@ class Leaf:
 
 
 def leaves(text: str) -> list[Leaf]:
-    """Every leaf of every GPU's block."""
+    """Return every leaf of every GPU's block."""
     found: list[Leaf] = []
     stack: list[tuple[str, int, int]] = []
     index = -1
@@ -47,7 +47,7 @@ def leaves(text: str) -> list[Leaf]:
 
 
 def set_value(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Another value in one GPU's field, where it has one; `unset`: also where it reads N/A."""
+    """Replace the value of one GPU's field, if it has one; with `unset` also if it reads N/A."""
     found = [leaf for leaf in leaves(answer.text) if leaf.path in row.more["paths"]]
     found = [leaf for leaf in found if row.more.get("unset") or leaf.text.strip() != "N/A"]
     if not found:
@@ -58,7 +58,7 @@ def set_value(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def shift(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A number that is a little other, in the unit it has."""
+    """Shift a number slightly and keep its unit."""
     found = [leaf for leaf in leaves(answer.text) if leaf.path in row.more["paths"]]
     numbers = [(leaf, match) for leaf in found if (match := re.fullmatch(r"(\d+)(\.\d+)?(.*)", leaf.text))]
     if not numbers:
@@ -71,14 +71,14 @@ def shift(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def error_cell(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """An NVML error text in place of one reading, or of all readings of a block's kind."""
+    """Replace one reading, or all readings of one GPU in these blocks, by an NVML error text."""
     found = [leaf for leaf in leaves(answer.text) if leaf.path.split("/")[0] in row.more["blocks"]]
     found = [leaf for leaf in found if leaf.text.strip() not in ("N/A", "")]
     if not found:
         return None
     one, value = rng.choice(found), row.choice(rng, "values")
     hit = [one]
-    if rng.random() < 0.5:  # the whole GPU
+    if rng.random() < 0.5:  # all readings of the GPU
         hit = [leaf for leaf in found if leaf.gpu == one.gpu]
     text = answer.text
     for leaf in sorted(hit, key=lambda leaf: -leaf.begin):
@@ -88,7 +88,7 @@ def error_cell(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def drop(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One GPU's field is missing."""
+    """Remove one GPU's field."""
     found = [leaf for leaf in leaves(answer.text) if leaf.path in row.more["paths"]]
     found = [leaf for leaf in found if leaf.text.strip() != "N/A"]
     if not found:
@@ -99,7 +99,7 @@ def drop(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def drop_everywhere(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A field that no GPU has, as in an older version."""
+    """Remove a field from all GPUs, as in an older version."""
     path = row.choice(rng, "paths")
     found = [leaf for leaf in leaves(answer.text) if leaf.path == path]
     if not found:
@@ -111,7 +111,7 @@ def drop_everywhere(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def add(rng: Random, answer: Answer, row: Row) -> Change:
-    """An element that a newer version has, in each GPU's block or in the head."""
+    """Add an element of a newer version to each GPU's block or to the head."""
     element = row.choice(rng, "elements")
     if rng.random() < 0.2:
         text = answer.text.replace("<attached_gpus>", f"{element}\n\t<attached_gpus>", 1)
@@ -122,7 +122,7 @@ def add(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 def add_said(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """An element of a newer version in each GPU's `block`: it reads `usual`, and on one GPU another value."""
+    """Add a newer version's element to each GPU's `block`: `usual` on all GPUs except one."""
     ends = list(re.finditer(rf"</{row.more['block']}>", answer.text))
     if not ends:
         return None
@@ -140,7 +140,7 @@ _CHILD = re.compile(r"^\t\t<([a-zA-Z_0-9]+)>.*?(?:</\1>)\n", re.MULTILINE | re.D
 
 
 def block(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A GPU's block is missing or stands there twice; `count` says whether the head knows."""
+    """Remove or duplicate one GPU's block; with `counted` the head's count is adjusted."""
     blocks = list(_BLOCK.finditer(answer.text))
     one = rng.choice(blocks)
     middle = "" if row.more["how"] == "drop" else one[0] * 2
@@ -152,7 +152,7 @@ def block(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def shuffle(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """The same elements in another order, in every GPU's block."""
+    """Shuffle the elements of every GPU's block."""
     del row
     seed = rng.random()
 
@@ -168,7 +168,7 @@ def shuffle(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 
 def process(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """A program that uses a GPU."""
+    """Add a process that uses a GPU."""
     blocks = list(re.finditer(r"<processes>(.*?)</processes>", answer.text, re.DOTALL))
     idle = [at for at, one in enumerate(blocks) if not one[1].strip()]
     if not idle:

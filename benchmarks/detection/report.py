@@ -1,4 +1,4 @@
-"""The scores as tables, for the console and for docs/detection.md alike."""
+"""The scores as tables, both for the console and for docs/detection.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found, ready to be shown."""
+    """The results, ready for display."""
 
     lines: tuple[str, ...]
     misses: tuple[str, ...]
@@ -26,7 +26,7 @@ class Report:
 
 
 def report(outcomes: Outcomes, asked: set[str], how: str) -> Report:
-    """Tables (Markdown that reads well as plain text) and what went wrong, with the seeds to see it again."""
+    """Render tables (Markdown, legible as plain text) and the misses with the seeds that reproduce them."""
     by_key: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for one in outcomes:
         if not one["trouble"]:
@@ -174,7 +174,7 @@ def _healthy(outcomes: Outcomes) -> list[str]:
 
 
 def _misses(outcomes: Outcomes) -> list[str]:
-    """What was missed, blamed wrongly or flagged in vain; with the command that shows it again."""
+    """List missed, wrongly blamed and wrongly flagged trials with the arguments that reproduce them."""
     said = []
     for one in outcomes:
         if one["graded"]:

@@ -1,4 +1,4 @@
-"""Outcomes → scores (pure): recall, blame, false alarms, curves, mixes, with what chance leaves open."""
+"""Scores computed from outcomes: recall, blame, false alarms, curves, mixes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.detection.cases import Entry
 
 BUCKETS = 6
-ENOUGH = 20  # trials at or above a severity, before a claim is made of it
+ENOUGH = 20  # trials at or above a severity that a claim needs
 SURE = 0.99
 
 Outcomes = Sequence[Mapping[str, Any]]
@@ -21,7 +21,7 @@ Outcomes = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Share:
-    """So many of so many."""
+    """A number of hits out of a total."""
 
     hits: int
     of: int
@@ -46,8 +46,9 @@ class Share:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class of faults. `curve`: (from, to, share noticed) for each bucket of the graded severities;
-    `smallest`: the least severity from which on 99 % are noticed, None when no such claim can be made.
+    """The score of one class of faults.
+    `curve`: (from, to, share noticed) for each bucket of the graded severities; `smallest`: the least
+    severity from which on 99 % are noticed, None if no such claim can be made.
     """
 
     entry: Entry
@@ -62,7 +63,7 @@ def share(outcomes: Outcomes, what: str) -> Share:
 
 
 def of_class(entry: Entry, outcomes: Outcomes) -> ClassScore:
-    """The score of one class of faults from its trials, clear and graded."""
+    """Compute the score of one class of faults from its clear and graded trials."""
     clear = [one for one in outcomes if not one["graded"]]
     caught = [one for one in clear if one["caught"]]
     graded = [one for one in outcomes if one["graded"]]
@@ -83,7 +84,7 @@ def _curve(entry: Entry, graded: Outcomes) -> tuple[tuple[float, float, Share], 
 
 
 def _smallest(outcomes: Outcomes) -> float | None:
-    """Walk down from the worst: as long as 99 % of all seen so far were noticed, and the last was."""
+    """Return the least severity down to which 99 % of the trials, and the last one, were noticed."""
     known = sorted((one for one in outcomes if one["severity"] is not None), key=lambda one: -one["severity"])
     noticed, least = 0, None
     for number, one in enumerate(known, 1):
@@ -97,12 +98,12 @@ def _smallest(outcomes: Outcomes) -> float | None:
 
 @dataclass(frozen=True)
 class Healthy:
-    """False alarms on healthy nodes: any warning, failure or error; and failures or errors alone."""
+    """False alarms on healthy nodes: any warning, failure or error (`alarms`), without warnings (`bad`)."""
 
     alarms: Share
     bad: Share
     by_sku: Mapping[str, Share]
-    seconds: Mapping[str, tuple[float, float]]  # stage -> (median, worst) seconds of node time, cumulated
+    seconds: Mapping[str, tuple[float, float]]  # stage -> cumulative (median, worst) seconds of node time
 
 
 def of_healthy(outcomes: Outcomes) -> Healthy:
@@ -122,7 +123,7 @@ def of_healthy(outcomes: Outcomes) -> Healthy:
 
 
 def precision(outcomes: Outcomes) -> Share:
-    """Of all failures that named a part, broken nodes and healthy ones together: those that named rightly."""
+    """Return the share of correct blame among all failures that named a part, on broken and healthy nodes."""
     accused = sum(one["accused"] for one in outcomes)
     return Share(accused - sum(one["innocent"] for one in outcomes), accused)
 
@@ -137,7 +138,7 @@ class Mixed:
 
 
 def of_mix(mix: Mapping[str, tuple[float, tuple[int, ...]]], scores: Mapping[str, ClassScore]) -> Mixed:
-    """Weighted recall: within a family each class that was tried counts the same; untried ones do not."""
+    """Compute weighted recall; all tried classes of a family weigh the same, untried ones nothing."""
     families: dict[str, float | None] = {}
     total = tried = found = 0.0
     for family, (weight, numbers) in mix.items():

@@ -1,6 +1,6 @@
-"""The shell scripts that checks run on nodes, as programs in this process, whose loops sleep by its clock.
+"""Substitutes for the shell scripts that checks run on nodes, whose loops sleep by the virtual clock.
 
-A script is known by its name, the word behind its text; what it does is done here in its stead.
+A script is identified by its name, the word after its text; its effect is reproduced here in Python.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ _ABSENT = 127
 
 
 def script(silicon: Simulator, root: Path, argv: Sequence[str]) -> Callable[[], int]:
-    """`sh -c TEXT NAME WORD…`: AMD's telemetry.py and gpu_burn.py have `sampler` and `write`;
-    data/amd_acceptance.yml has another `write`, `each` and `agfhc`."""
+    """Return the substitute of `sh -c TEXT NAME WORD…`.
+    AMD's telemetry.py and gpu_burn.py use `sampler` and `write`; data/amd_acceptance.yml uses another
+    `write`, `each` and `agfhc`."""
     name, words = argv[3], argv[4:]
     if name == "write" and len(words) == 4:
         return lambda: _configure(silicon, root / words[1].lstrip("/"), words[2], words[3])
@@ -33,14 +34,14 @@ def script(silicon: Simulator, root: Path, argv: Sequence[str]) -> Callable[[], 
 
 
 def _configure(silicon: Simulator, path: Path, last: str, each: str) -> int:
-    """Write a configuration of RVS: an action for each GPU that it lists, and the last one."""
+    """Write a configuration of RVS: one action for each GPU that RVS lists, then the last action."""
     listed = re.findall(r" - GPU\[ *\d+ - *(\d+)\]", _said(silicon, "rvs", "-g"))
     actions = [each.replace("%s", number) for number in listed]
     return _write(path, "".join(["actions:\n", *actions, last]))
 
 
 def _said(silicon: Simulator, *words: str) -> str:
-    """What a simulated program prints."""
+    """Return the output of a simulated program."""
     kept, streams = io.StringIO(), (sys.stdout, sys.stderr)
     sys.stdout = sys.stderr = kept
     try:

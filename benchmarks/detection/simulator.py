@@ -1,7 +1,7 @@
-"""The simulated tools in a process of ours.
+"""The simulated tools, run inside this process.
 
-They are node-side code that stands outside the product: they are imported by path, as a node starts them,
-once for each process.
+They are node-side code outside the product, so they are imported by path, as a node starts them, once per
+process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SILICON = Path(gpuprov_lab.__file__).with_name("silicon")
 
 
 class Simulator:
-    """The simulated programs, in a process of ours; `world` is their clock."""
+    """The simulated programs inside this process; `world` is their clock."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -38,15 +38,15 @@ class Simulator:
             for name, stand_in in stand_ins.items():
                 if isinstance(getattr(module, name, None), ModuleType):
                     setattr(module, name, stand_in)
-        sys.modules["run"].__dict__["devices"].confine = lambda _: None  # no tree of ours is a container
+        sys.modules["run"].__dict__["devices"].confine = lambda _: None  # these trees are no containers
         self.tools = frozenset(sys.modules["run"]._tools())
 
     def main(self, words: Sequence[str]) -> Callable[[], int]:
-        """The program as `run.py WORDS` starts it."""
+        """Return the program that `run.py WORDS` starts."""
         return lambda: sys.modules["run"].main(list(words))
 
     def _child(self, argv: Sequence[str], **_: Any) -> Any:
-        """A simulated program that starts another one: run.py again, in the same moment."""
+        """Run run.py again at the same moment, for a simulated program that starts another one."""
         kept, sys.stdout = sys.stdout, io.StringIO()
         try:
             rc = self.main([str(word) for word in argv[4:]])()
@@ -58,5 +58,5 @@ class Simulator:
 
 @functools.cache
 def simulator() -> Simulator:
-    """The one of this process."""
+    """Return this process's simulator."""
     return Simulator()

@@ -1,4 +1,4 @@
-"""The files of a simulated node that are no surface of the lab: what its packages have installed."""
+"""The files of a simulated node that are not surfaces of the lab: the contents of its packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuprov_lab.elf import kernel_module, shared_library
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 DRIVER = "580.126.09"
 AMDGPU, ROCM = "6.12.12", "6.4.1-83"
-# Driver and ROCm of SKUs that have other ones: an MI355X needs them.
+# Driver and ROCm of SKUs that need newer ones.
 NEWER = {"mi355x": ("6.16.13", "7.2.1-43"), "mi300a": ("6.16.13", "7.2.1-43")}
 RELEASE = """\
 PRETTY_NAME="Debian GNU/Linux 13 (trixie)"
@@ -28,8 +28,9 @@ Version: {version}
 
 
 def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[str, str] | None) -> None:
-    """A node's files: a driver with this user space, whose module is `loaded`, `none` or on the `blacklist`;
-    the `package` (name, version) of fabric manager or IMEX, if there is one; Docker, and a scratch disk."""
+    """Write a node's files: driver, user space, fabric manager or IMEX, Docker, a scratch disk.
+    `library`: version of the user space. `module`: the kernel module is `loaded`, `none` or on the
+    `blacklist`. `package`: (name, version) of fabric manager or IMEX, if installed."""
     _system(root, PACKAGE.format(name=package[0], version=package[1]) if package else "")
     libraries = root / "usr/lib/x86_64-linux-gnu"
     libraries.mkdir(parents=True)
@@ -50,8 +51,8 @@ def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[s
 
 
 def lay_out_amd(root: Path, sku: str, driver: str, module: str) -> None:
-    """A node's files: AMD's driver, the SKU's usual one where `driver` is empty, whose module is `loaded` or
-    `none`, and ROCm."""
+    """Write a node's files: ROCm and AMD's driver, by default the SKU's usual version.
+    `module`: the kernel module is `loaded` or `none`."""
     usual, rocm = NEWER.get(sku, (AMDGPU, ROCM))
     _system(root, "")
     write(root, "opt/rocm/.info/version", f"{rocm}\n")
@@ -78,7 +79,7 @@ def _modules(root: Path, driver: str, names: tuple[str, ...]) -> None:
 
 
 def write(root: Path, name: str, text: str) -> None:
-    """Put a file at this place below `root`, with its folders."""
+    """Write a file below `root` and create its folders."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""One trial: a drawn node, broken or not, through the whole of validate; and what came out of it."""
+"""One trial: a drawn node, broken or healthy, its whole `validate`, and the outcome."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ DECLARED: Mapping[str, Any] = {
 FOUR_GPUS = {"gpuprov_expected_gpus": 4, "gpuprov_expected_nics": 4}
 GONE = "Failed to connect to the host via ssh: ssh: connect to host 192.0.2.1 port 22: No route to host"
 PEERS = 4  # healthy nodes of the same SKU in the run of every trial
-SEEDS_PER_FLEET = 500  # trials with seeds this near have the same peers
-OWN_LIMITS = Path(__file__).with_name("own_limits.yml")  # what nobody ships and an operator states
+SEEDS_PER_FLEET = 500  # trials in the same block of seeds have the same peers
+OWN_LIMITS = Path(__file__).with_name("own_limits.yml")  # limits that only operators can define
 OPTIONS: Mapping[str, Any] = {"burn_seconds": 60, "timeout": None}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to try: a key of the catalogues, `healthy` or `amd-healthy`, and a seed that decides the rest."""
+    """Input of a trial: a catalogue key, `healthy` or `amd-healthy`, and the seed of all random choices."""
 
     key: str
     seed: int
@@ -64,9 +64,10 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What the validator said. `flagged`: any warning, failure or error; `caught`: the verdict asked for;
-    `blamed`: the right part with a right action and no innocent part accused; `innocent`: parts accused
-    wrongly; `accused`: failures in all; `seconds`: node time by stage; `trouble`: our own mistake.
+    """The validator's result.
+    `flagged`: any warning, failure or error; `caught`: the expected verdict; `blamed`: the right part with a
+    right action and no innocent part accused; `innocent`: wrongly accused parts; `accused`: all failures;
+    `seconds`: node time by stage; `trouble`: an error of the benchmark itself.
     """
 
     key: str
@@ -87,7 +88,7 @@ class Outcome:
 
 
 def run(trial: Trial) -> dict[str, Any]:
-    """The trial's outcome as plain data; a mistake of the benchmark itself is its `trouble`."""
+    """Return the trial's outcome as plain data; an error of the benchmark itself becomes its `trouble`."""
     outcome = Outcome(trial.key, trial.seed, trial.graded)
     try:
         _run(trial, outcome)
@@ -143,7 +144,7 @@ def inject(node: Machine, case: Case) -> None:
 
 
 def _companions(sku: str, case: Case, *words: object) -> Iterator[tuple[NodeHealth, NodeFacts]]:
-    """Other nodes of this SKU in this case, judged each by itself; `words` decide their numbers."""
+    """Yield other nodes of this SKU in this case, judged separately, numbered by the seed `words`."""
     for number in range(PEERS):
         seed = generator(*words, number).randrange(2**31)
         with Machine(sku, f"node-{number + 2}", seed, **case.machine) as one:
@@ -171,12 +172,12 @@ def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rn
 
 @functools.lru_cache(maxsize=len(SKUS) + len(AMD))
 def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
-    """Healthy nodes of this SKU; those of one block of seeds are the same."""
+    """Return healthy nodes of this SKU; all seeds of one block share them."""
     return tuple(_companions(sku, Case(), "peer", sku, block))
 
 
 def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> NodeFacts:
-    """What is observed of a node for these checks, beside what is declared of it."""
+    """Observe a node for these checks and add its declared variables."""
     facts, problems = one.observe(registry.facts_for(asked))
     vendor = stack.describe_node(facts)["gpu"]["vendor"]
     if late := registry.facts_of_vendor(asked, vendor):
@@ -185,7 +186,7 @@ def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> N
 
 
 def raw_of(one: Machine, node: NodeFacts, check: str) -> Raw:
-    """What a check's commands print on it, as it comes back from a node."""
+    """Run a check's commands on a node and return their output as it arrives from a real node."""
     commands = node_judge.commands_for(check, node.check_node, OPTIONS)
     answer = json.loads(json.dumps(one.measure(commands)))
     return node_judge.raw_from_answer(one.name, check, answer, str(node.facts.get("boot.id") or ""))
@@ -194,9 +195,9 @@ def raw_of(one: Machine, node: NodeFacts, check: str) -> Raw:
 def validate(
     one: Machine, variables: Mapping[str, Any], event: str = ""
 ) -> tuple[NodeHealth, dict[str, float], NodeFacts]:
-    """What `gpuprov validate --stage burnin` does with one node: its health, node seconds by stage, its look.
+    """Run `gpuprov validate --stage burnin` on one node; return its health, seconds by stage and facts.
 
-    `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
+    `event`: `reboots CHECK` or `vanishes CHECK` happens to the node while that check runs.
     """
     asked = tuple(registry.select("burnin"))
     node = looked(one, asked, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
@@ -246,12 +247,12 @@ def _score(outcome: Outcome, health: NodeHealth, expected: Expected | None, slot
 
 
 def _one_of(device: str, names: set[str]) -> bool:
-    """Whether it is one of these; a name that ends in * stands for all that begin so."""
+    """Whether a device is one of `names`; a name that ends in * is a prefix."""
     return any(device.startswith(name[:-1]) if name.endswith("*") else device == name for name in names)
 
 
 def _slots(state: Mapping[str, Any]) -> dict[str, str]:
-    """`slot 3`, `nic slot 3` → what a part that has lost its name is called: by its PCI address."""
+    """Return `slot 3`, `nic slot 3` → the name, by PCI address, of a part that lost its own."""
     found = {f"slot {gpu['slot']}": "gpu@" + gpu["address"].rpartition(".")[0] for gpu in state["gpus"]}
     for nic in state.get("nics", ()):
         found[f"nic slot {nic['number']}"] = "hca@" + nic["address"]

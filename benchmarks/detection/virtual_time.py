@@ -1,10 +1,10 @@
-"""Runs the lab's simulated programs inside this process, in virtual time: a burn of a minute takes no minute.
+"""Runs the lab's simulated programs in this process, in virtual time that needs no waiting.
 
-A program alone runs where it is called, and its sleeps move the clock. Programs side by side are threads of
-which one holds the baton while it computes: whoever sleeps names the moment it wants to go on at; the clock
-jumps to the earliest of those moments and the baton is handed on. So they interleave as they would on a
-node, a deadline falls at its exact second, and the same seeds give the same run. Standard output and error,
-the environment and the working directory change with the baton.
+A single program runs in the calling thread, and its sleeps advance the clock. Concurrent programs are
+threads, and only the one with the baton computes: a sleeping program registers its wake-up time; the clock
+jumps to the earliest of those and the baton is passed on. So they interleave as on a node, a deadline hits at
+its exact second, and the same seeds give the same run. Standard output and error, the environment and the
+working directory change with the baton.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-GRACE = 5.0  # seconds between TERM and KILL, as the module on the nodes gives
+GRACE = 5.0  # seconds between TERM and KILL, as in the module on the nodes
 
 
 class Killed(BaseException):
-    """Thrown into a program that a signal ends; its argument is the signal."""
+    """Raised inside a program that a signal ends; its argument is the signal."""
 
 
 class Program:
-    """One running program. What it has written but not flushed is lost when a signal ends it."""
+    """One running program. Output that is not flushed when a signal ends it is lost."""
 
     def __init__(self, world: World, main: Callable[[], Any], env: Mapping[str, str], cwd: Path) -> None:
         self.world, self.main, self.env, self.cwd = world, main, dict(env), cwd
@@ -38,16 +38,16 @@ class Program:
             name: io.TextIOWrapper(kept, "utf-8", "surrogateescape", write_through=name == "stderr")
             for name, kept in self.bytes.items()
         }
-        # A program may put other streams in their place; these close the bytes once nobody knows them.
+        # A program may replace the streams; unreferenced ones would close the byte buffers.
         self.first = dict(self.streams)
         self.wake, self.rc = world.now, None  # type: float, int | None
         self.over = False
         self.handlers: dict[int, Any] = {}
         self.signal: int | None = None
-        self.go: threading.Semaphore | None = None  # of its thread, when it runs beside others
+        self.go: threading.Semaphore | None = None  # of its thread, if it runs alongside others
 
     def body(self) -> None:
-        """The program from its start to its end, in whatever thread this is."""
+        """Run the program from start to end in the current thread."""
         first = self.first
         try:
             if self.signal is not None:
@@ -57,7 +57,7 @@ class Program:
             self.rc, self.streams = -int(by.args[0]), first
         except SystemExit as done:
             self.rc = done.code if isinstance(done.code, int) else 0 if done.code is None else 1
-        except BaseException:  # a program's own crash is its output, as on a node
+        except BaseException:  # a program's own crash is part of its output, as on a node
             traceback.print_exc(file=first["stderr"])
             self.rc = 1
         if self.rc >= 0:
@@ -75,7 +75,7 @@ class Program:
         return self.bytes[name].getvalue().decode("utf-8", "replace")
 
     def turn(self) -> None:
-        """Let the program go on until it sleeps or ends; without others beside it that is its end."""
+        """Let the program continue until it sleeps or ends; a program that runs alone continues to its end."""
         world, ours = self.world, (sys.stdout, sys.stderr)
         world.current = self
         sys.stdout, sys.stderr = self.streams["stdout"], self.streams["stderr"]
@@ -94,14 +94,14 @@ class Program:
         world.current = None
 
     def send(self, number: int) -> None:
-        """Deliver a signal now; the program may outlive TERM when it asked to."""
+        """Deliver a signal now; a program with a handler may outlive TERM."""
         if self.over or (number != signal.SIGKILL and self.handlers.get(number) == signal.SIG_IGN):
             return
         self.signal, self.wake = number, self.world.now
         self.turn()
 
     def sleep(self, seconds: float) -> None:
-        """What time.sleep does inside the program."""
+        """Implement time.sleep inside the program."""
         self.wake = self.world.now + max(0.0, seconds)
         if self.world.alone:
             self._sleep_alone()
@@ -135,7 +135,7 @@ class Program:
 
 
 class World:
-    """The clock, and whose turn it is. `now` starts at the true time, so that dates look right."""
+    """The clock and the scheduler. `now` starts at the real time so that dates are plausible."""
 
     def __init__(self) -> None:
         self.now = time.time()
@@ -145,7 +145,7 @@ class World:
         self.end, self.ending = (
             self.now,
             False,
-        )  # of the program in front: its deadline, and whether it passed
+        )  # of the main program: its deadline, and whether it has passed
         self._worn: Mapping[str, str] | None = None
         self._home = (dict(os.environ), Path.cwd())
 
@@ -154,14 +154,14 @@ class World:
         return len(self.running) < 2
 
     def next_is(self, program: Program) -> bool:
-        """Whether nothing happens before this program wakes: it may then keep the baton."""
+        """Whether this program wakes before any other event and may keep the baton."""
         others = (one.wake for one in self.running if one is not program and not one.over)
         return program.wake < min(others, default=program.wake + 1) and program.wake < self.end
 
-    # -- what the programs see instead of the modules time and signal
+    # -- replacements of the modules time and signal in the programs
 
     def clock(self) -> SimpleNamespace:
-        """Stands for the module `time` in a program."""
+        """Return a replacement for the module `time` in a program."""
         real = {name: getattr(time, name) for name in ("mktime", "tzset")}
         return SimpleNamespace(
             **real,
@@ -175,7 +175,7 @@ class World:
         )
 
     def signals(self) -> SimpleNamespace:
-        """Stands for the module `signal` in a program."""
+        """Return a replacement for the module `signal` in a program."""
         names = {name: getattr(signal, name) for name in dir(signal) if name.startswith("SIG")}
 
         def handle(number: int, handler: Any) -> Any:
@@ -194,7 +194,7 @@ class World:
             os.chdir(cwd)
 
     def take_off(self) -> None:
-        """The process's own environment and folder again."""
+        """Restore the process's own environment and folder."""
         env, cwd = self._home
         os.environ.clear()
         os.environ.update(env)
@@ -204,7 +204,7 @@ class World:
     # -- running
 
     def run(self, main: Program, deadline: float, beside: tuple[Program, ...] = ()) -> bool:
-        """Run a program to its end, others beside it; True when it was killed at `deadline` (seconds)."""
+        """Run a program to its end next to others; True when it was killed at `deadline` (seconds)."""
         self.end, self.ending, self.running = self.now + deadline, False, (main, *beside)
         try:
             while not main.over:
@@ -223,7 +223,7 @@ class World:
         return self.ending
 
     def stop(self, program: Program) -> None:
-        """TERM, a grace, KILL."""
+        """Send TERM, then KILL after a grace period."""
         program.send(signal.SIGTERM)
         if not program.over:
             self.now += GRACE

@@ -1,6 +1,6 @@
-"""One look at a simulated fleet behind workers: `observe` as every command has it, in virtual time.
+"""One observation of a simulated fleet behind workers: the product's `observe` in virtual time.
 
-Real: all that gpuprov does on the controller, from the Links of nodes over who does what, units, their
+Real: everything that gpuprov does on the controller, from the Links of nodes through assignment, units, their
 streams, silence and reassignment to the facts of each node. Simulated: Receptor, the network, the workers.
 """
 
@@ -32,19 +32,20 @@ from provision.remote.reach.observe import Observation
 from provision.remote.worker_program import worker_entry
 from provision.remote.workers import leftovers, mesh, register, sealed
 
-REGIONS, EACH = 8, 5  # regions, and workers of each
-SLOW_ONES = 4  # workers
+REGIONS, EACH = 8, 5  # number of regions, and of workers in each
+SLOW_ONES = 4  # number of slow workers
 DARK = 600.0  # seconds
-DEAD = 1000  # one of so many nodes does not answer
-PACKAGES = 40  # facts that are asked beside those of the machine
-POINTS = 60  # of a curve, more or less
+DEAD = 1000  # one in this many nodes does not answer
+PACKAGES = 40  # requested facts in addition to those of the machine
+POINTS = 60  # approximate number of points of a curve
 SEED = 23
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`dark`: a region is dark for ten minutes, once the first of its workers has looked at half of its
-    nodes. `both`: nodes name the workers of the next region, too. `dies`: a worker dies for good, at half of
+    """One simulated situation.
+    `dark`: a region is unreachable for ten minutes, from when its first worker has observed half of its
+    nodes. `both`: nodes name the workers of the next region, too. `dies`: a worker dies for good at half of
     its nodes."""
 
     nodes: int
@@ -56,12 +57,12 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Looked:
-    """What it came to. Times in seconds, virtual but for `cpu`, that of the controller's own code.
+    """The outcome. Times are virtual seconds, except `cpu`: CPU of the controller's own code.
 
-    `unreached`: nodes whose result of the first look is that no worker could be reached; they are looked at
-    again when the region is back. `lost`: nodes without a true result in the end. `twice`: nodes that two
-    units looked at. `together`: nodes that two units were at work on at the same time. `left`: units that
-    Receptor still has, but of workers that died. `curve`: (seconds, nodes with a result)."""
+    `unreached`: nodes whose first result is that no worker could be reached; they are observed again when the
+    region is back. `lost`: nodes without a true result in the end. `twice`: nodes that two units observed.
+    `together`: nodes that two units worked on at the same time. `left`: units that Receptor still has, except
+    those of dead workers. `curve`: (seconds, nodes with a result)."""
 
     seconds: float
     cpu: float
@@ -76,7 +77,7 @@ class Looked:
 
 
 class Surroundings:
-    """The regions, their workers and nodes, and what befalls them."""
+    """The regions with their workers and nodes, and the events that hit them."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -87,7 +88,7 @@ class Surroundings:
         names = [f"worker-{number:02}" for number in range(1, REGIONS * EACH + 1)]
         slow = set(drawn.sample(names, SLOW_ONES))
         self.dying = drawn.choice([name for name in names if name not in slow])
-        self.dark = drawn.choice(self.regions[1:])  # the first one is the controller's own
+        self.dark = drawn.choice(self.regions[1:])  # the first region is the controller's own
         self.dark_from = 0.0
         self._fated = {"dark": scenario.dark, "dies": scenario.dies}
         self.workers = {
@@ -110,12 +111,12 @@ class Surroundings:
         return self.regions[number_of(node) % REGIONS]
 
     def output(self, node: str) -> bytes | None:
-        """What this node prints; None where it is dead."""
+        """Return the output of this node; None if it is dead."""
         number = number_of(node)
         return None if number % DEAD == DEAD - 1 else TEMPLATE.replace(NAME.encode(), b"%08d" % number)
 
     def _begun(self, process: Process) -> None:
-        """A worker has begun to look: is it the moment for what is to befall it?"""
+        """Schedule the planned events, now that a worker has begun to observe."""
         half = process.nodes[len(process.nodes) // 2][0]
         worker = process.worker
         if self._fated["dark"] and worker.line.region is self.dark:
@@ -137,7 +138,7 @@ class Surroundings:
         worker.line.cut(FOR_GOOD, self.world.now)
 
     def _cut(self, worker: Worker, seconds: float) -> None:
-        """Its units end by themselves when their lease is up, as worker_entry.py sees to it."""
+        """Cut a worker off; its units end when their lease expires, as in worker_entry.py."""
         cut = worker.line.cut(seconds, self.world.now)
         for process in worker.units:
             if process.lease is not None:
@@ -145,7 +146,7 @@ class Surroundings:
                 self.world.at(end, lambda process=process: process.stop(self.world.now))  # type: ignore[misc]
 
     def links(self, node: str) -> list[str]:
-        """The workers that a node names."""
+        """Return the workers that a node names."""
         first = number_of(node) % REGIONS * EACH
         names = list(self.workers)
         return [
@@ -186,7 +187,7 @@ TEMPLATE = protocol.BEGIN + b"%d\n%b\n" % (len(_BODY), _BODY.encode()) + protoco
 
 @contextlib.contextmanager
 def in_virtual_time(around: Surroundings, folder: Path) -> Iterator[None]:
-    """gpuprov's code for workers waits in virtual time meanwhile, and its Receptor is the simulated one."""
+    """Run gpuprov's worker code in virtual time with the simulated Receptor."""
     stand_ins = {**instead_of(around.world), "socket": instead_of_socket(around.receptor)}
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
@@ -206,8 +207,8 @@ def in_virtual_time(around: Surroundings, folder: Path) -> Iterator[None]:
 
 
 def _kept_always_the_same(name: str, _key: bytes, keep: Callable[[str, bytes], bytes] = sealed.keep) -> bytes:
-    """The key of the unit with this number: a random one is compressed to another size in each run, and what
-    is sent with it takes another time."""
+    """Return a key derived from the unit's number.
+    A random key would compress to another size in each run and so change the transfer time."""
     return keep(name, hashlib.sha256(name.rpartition("-")[2].encode()).digest())
 
 
@@ -256,7 +257,7 @@ def _observed(nodes: Collection[Node], times: list[float], world: World) -> dict
 
 
 def _true(around: Surroundings, name: str, said: Observation | None) -> bool:
-    """Whether what is known of a node is what it printed, or that it is dead where it is."""
+    """Whether the result equals the node's output, or reports a dead node as dead."""
     if said is None:
         return False
     output = around.output(name)
@@ -267,7 +268,7 @@ def _true(around: Surroundings, name: str, said: Observation | None) -> bool:
 
 
 def _together(work: Collection[Process]) -> int:
-    """Nodes that two units were at work on at the same time."""
+    """Count the nodes that two units worked on at the same time."""
     spans = [(one.begun, one.over, {name for _, name in one.nodes}) for one in work]
     both: set[str] = set()
     for (begun, over, nodes), (other_begun, other_over, others) in combinations(spans, 2):
@@ -277,12 +278,12 @@ def _together(work: Collection[Process]) -> int:
 
 
 def _curve(times: list[float], began: float) -> tuple[tuple[float, int], ...]:
-    """(seconds, how many results until then)"""
+    """Return (seconds, number of results until then)."""
     step = max(1, len(times) // POINTS)
     places = sorted({*range(0, len(times), step), len(times) - 1}) if times else []
     return tuple((round(times[place] - began, 1), place + 1) for place in places)
 
 
 def main(arguments: Mapping[str, Any], folder: str) -> None:
-    """One look, in a process of its own: what it came to, as JSON."""
+    """Observe once, in a separate process, and print the outcome as JSON."""
     print(json.dumps(asdict(look(Scenario(**arguments), Path(folder)))))

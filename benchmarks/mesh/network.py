@@ -1,8 +1,8 @@
-"""The network of a simulated mesh: regions that are far away, packets that are lost, ways that are cut.
+"""The network of a simulated mesh: distant regions, packet loss, broken connections.
 
-Each worker has one TCP connection to the controller's Receptor (a star, without hops). What goes over it
-stays in order, and costs its latency, its bytes at the rate that such a connection has, and, for a packet
-that is lost, the time until it is sent again.
+Each worker has one TCP connection to the controller's Receptor (a star, without hops). Its traffic stays in
+order and takes the latency, the bytes at the rate of such a connection, and for a lost packet the time until
+it is resent.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ import random
 from dataclasses import dataclass, field
 
 PACKET = 1400  # bytes
-FASTEST = 12.5e6  # bytes a second of one connection: 100 Mbit/s
-RESEND = (
-    0.2  # seconds until a lost packet is sent again, at the least (Linux's TCP_RTO_MIN); then twice as long
-)
-NOTICED = 21.0  # seconds in which Receptor notices a cut (assignment.py says where that is from)
-RENEWED = 10.0  # seconds in which it has the way again: neighbours are called, and routes told, that often
+FASTEST = 12.5e6  # bytes per second of one connection: 100 Mbit/s
+RESEND = 0.2  # least seconds until a lost packet is resent (Linux's TCP_RTO_MIN), doubled on each retry
+NOTICED = 21.0  # seconds within which Receptor notices a cut (source: assignment.py)
+RENEWED = 10.0  # seconds until Receptor reconnects: its interval for calling neighbours and sending routes
 FOR_GOOD = math.inf
 
 
 @dataclass(frozen=True)
 class Region:
-    """`latency`: seconds in one direction between the controller and its workers; `loss`: share of packets
-    that are lost."""
+    """A region. `latency`: one-way seconds between controller and workers; `loss`: share of lost packets."""
 
     name: str
     latency: float
@@ -32,13 +29,12 @@ class Region:
 
     @property
     def rate(self) -> float:
-        """Bytes a second of one connection: what TCP reaches with this loss (Mathis et al. 1997), no more
-        than the line has."""
+        """Bytes per second of one connection, limited by loss (Mathis et al. 1997) and by the line."""
         return min(FASTEST, 1.22 * PACKET / (2 * self.latency * math.sqrt(self.loss)))
 
 
 def drawn_regions(count: int, drawn: random.Random) -> list[Region]:
-    """From the same site to the other side of the world, one packet in a million to one in a hundred lost."""
+    """Draw regions from the same site to the far side of the world, with a packet loss of 1e-6 to 1e-2."""
     latencies = [0.0005 * 300 ** (number / max(1, count - 1)) for number in range(count)]
     return [
         Region(f"region-{number}", latency * drawn.uniform(0.8, 1.2), 10 ** drawn.uniform(-6, -2))
@@ -48,8 +44,10 @@ def drawn_regions(count: int, drawn: random.Random) -> list[Region]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A time in which nothing passes. `here`, `there`: when the controller's Receptor and the worker's have
-    noticed it; `renewed`: when they are connected again."""
+    """A time in which no traffic passes.
+
+    `here`, `there`: when the controller's and the worker's Receptor have noticed; `renewed`: reconnection
+    time."""
 
     begin: float
     here: float
@@ -70,27 +68,27 @@ class Line:
     _free: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
 
     def cut(self, seconds: float, now: float) -> Cut:
-        """Nothing passes from now on, for so long."""
+        """Cut the connection for this many seconds from now on."""
         here, there = (now + self.drawn.uniform(0.1, 1.0) * NOTICED for _ in range(2))
         made = Cut(now, here, there, now + seconds + self.drawn.uniform(0.1, 1.0) * RENEWED)
         self.cuts.append(made)
         return made
 
     def broken(self, now: float) -> Cut | None:
-        """The cut that lets nothing pass now."""
+        """Return the cut that blocks traffic now, if any."""
         return next((cut for cut in self.cuts if cut.begin <= now < cut.renewed), None)
 
     def known(self, now: float) -> bool:
-        """Whether the controller's Receptor believes that there is a way."""
+        """Whether the controller's Receptor believes that the worker is reachable."""
         return not any(cut.here <= now < cut.renewed for cut in self.cuts)
 
     def arrives(self, size: int, now: float, *, there: bool) -> float:
-        """When a message of so many bytes that is sent now has arrived, `there` or here."""
+        """Return the arrival time, `there` or here, of a message of `size` bytes sent now."""
         self.messages += 1
         self.bytes += size
         region = self.region
         sent = max(now, self._free[there]) + size / region.rate
-        # In a stream of packets a loss costs rate, and the last one's an interval: nobody asks for it.
+        # A loss inside a stream only costs rate, but the loss of the last packet costs a resend timeout.
         wait = max(RESEND, 4 * region.latency)
         while self.drawn.random() < region.loss:
             self.lost += 1

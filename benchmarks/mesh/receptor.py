@@ -1,8 +1,8 @@
 """The controller's Receptor, simulated: it answers on its control socket, in virtual time.
 
-What it answers are the texts of Receptor 1.5.5 that provision/remote/workers/control.py knows (and
-tests/support/receptor.py, where they were compared with Debian 13's). It hands units to workers, asks them
-for news once a second, and tries on while a worker cannot be reached.
+Its answers are the texts of Receptor 1.5.5 that provision/remote/workers/control.py parses (and
+tests/support/receptor.py, where they were compared with Debian 13's). It hands units to workers, polls them
+for news once a second, and retries while a worker is unreachable.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from benchmarks.mesh.worker import Process, Worker
 from provision.remote.workers.control import COMPLETE
 
 CONTROLLER = "controller"
-NEWS = 1.0  # seconds between two questions for news of a unit (docs/workers.md)
-HANDSHAKE = 2  # round trips before a unit is handed over: QUIC with TLS 1.3, and the greeting there
-QUESTION = 200  # bytes of a message that asks or tells something, as the model counts them
+NEWS = 1.0  # seconds between two polls for news of a unit (docs/workers.md)
+HANDSHAKE = 2  # round trips before a unit is handed over: QUIC with TLS 1.3, and the greeting inside
+QUESTION = 200  # bytes of a request or a notification in this model
 PIECE = 1024 * 1024  # bytes of output in one answer
-QUICK = 0.002  # seconds for an answer that it has at hand
+QUICK = 0.002  # seconds for an answer from memory
 
 _GIVEN = ("command", "subcommand", "node", "worktype", "tlsclient", "ttl", "signwork")
 
 
 @dataclass
 class Unit:
-    """A unit as this Receptor knows it: its state and output up to the last news. `process`: at its worker,
-    once it has begun there."""
+    """A unit in this Receptor: its state and output as of the last news.
+    `process`: the unit at its worker, once it has begun there."""
 
     id: str
     worker: Worker
@@ -42,7 +42,7 @@ class Unit:
     process: Process | None = None
     released: bool = False
     size: int = 0  # bytes of output that have arrived
-    rest: bytearray = field(default_factory=bytearray)  # those that nobody has read yet
+    rest: bytearray = field(default_factory=bytearray)  # the unread part of the output
 
     def record(self) -> dict[str, Any]:
         started = self.process is not None
@@ -61,7 +61,9 @@ class Unit:
 
 
 class Receptor:
-    """`units`: those that it has; `every`: all that there were. `asked`: commands on its control socket."""
+    """The simulated Receptor.
+    `units`: the present units; `every`: all units so far. `asked`: number of commands on its control socket.
+    """
 
     def __init__(self, world: World, workers: Mapping[str, Worker]) -> None:
         self.world = world
@@ -70,10 +72,10 @@ class Receptor:
         self.every: list[Unit] = []
         self.asked = 0
 
-    # -- its control socket
+    # -- the control socket
 
     def answer(self, command: str) -> dict[str, Any] | str:
-        """What it says at once, or an error as it words it."""
+        """Return the immediate answer, or the text of an error."""
         world = self.world
         words = command.split(" ")
         if command.startswith("{"):
@@ -104,7 +106,7 @@ class Receptor:
         return made
 
     def hand_over(self, unit: Unit, payload: bytes, ttl: float) -> dict[str, Any]:
-        """Have its worker begin it, or try on until its time is up."""
+        """Start the unit at its worker, and retry until its time is up."""
         world, line = self.world, unit.worker.line
         until = world.now + ttl
         while (cut := line.broken(world.now)) is not None:
@@ -114,7 +116,7 @@ class Receptor:
             world.pass_until(cut.renewed)
         world.pass_until(world.now + 2 * HANDSHAKE * line.region.latency)
         world.pass_until(line.arrives(len(payload), world.now, there=True))
-        if line.broken(world.now):  # it was cut meanwhile: whether it has begun, nobody here knows
+        if line.broken(world.now):  # cut meanwhile: the controller does not know whether the unit has begun
             world.at(until, lambda: self._expire(unit))
             return {"result": "Job Submitted", "unitid": unit.id}
         process = unit.process = unit.worker.begin(payload, world.now)
@@ -128,7 +130,7 @@ class Receptor:
         unit.signal.send()
 
     def _told(self, unit: Unit, what: str) -> dict[str, Any]:
-        """Its worker is told to end it (`cancel`), or to remove it (`release`)."""
+        """Make the worker end the unit (`cancel`) or remove it (`release`)."""
         world, line = self.world, unit.worker.line
         if unit.process is not None and (cut := line.broken(world.now)) is not None:
             if cut.renewed < FOR_GOOD:
@@ -153,10 +155,10 @@ class Receptor:
             self.units.pop(unit.id, None)
         unit.signal.send()
 
-    # -- news of its units
+    # -- news of units
 
     def _ask_for_news(self, unit: Unit, process: Process) -> None:
-        """Now, and then again and again."""
+        """Poll for news now, and from then on repeatedly."""
         if unit.released:
             return
         world, line = self.world, unit.worker.line
@@ -167,7 +169,7 @@ class Receptor:
             world.at(cut.renewed, lambda: self._ask_for_news(unit, process))
 
     def _look(self, unit: Unit, process: Process) -> None:
-        """At the worker."""
+        """Collect the news at the worker."""
         world, line = self.world, unit.worker.line
         if line.broken(world.now):
             self._ask_for_news(unit, process)
@@ -182,7 +184,7 @@ class Receptor:
     def _news(self, unit: Unit, process: Process, data: bytes, more: bool, over: bool) -> None:
         world = self.world
         cut = unit.worker.line.broken(world.now)
-        if cut is not None:  # it is sent again when there is a way
+        if cut is not None:  # resent after reconnecting
             if cut.renewed < FOR_GOOD:
                 world.at(cut.renewed, lambda: self._news(unit, process, data, more, over))
             return
@@ -200,7 +202,7 @@ class Receptor:
 
 
 def instead_of_socket(receptor: Receptor) -> SimpleNamespace:
-    """What stands for the module socket in the client of the control socket."""
+    """Return a replacement of the module socket for the control socket's client."""
     return SimpleNamespace(
         AF_UNIX=None, SOCK_STREAM=None, SHUT_WR=None, socket=lambda *_: _Connection(receptor)
     )
@@ -228,7 +230,7 @@ class _Connection:
     def sendall(self, data: bytes) -> None:
         self._said += data
         if self._submitted is not None:
-            return  # a payload, up to its end
+            return  # a payload, until shutdown
         command, _, rest = bytes(self._said).partition(b"\n")
         self._said = bytearray(rest)
         self._receptor.asked += 1
@@ -256,7 +258,7 @@ class _Connection:
 
     def _received(self, size: int) -> bytes:
         if not self._answers and self._stream is None:
-            # Whoever waits for an answer of Receptor waits for its workers, where it asks them.
+            # Waiting for an answer of Receptor includes waiting for the workers that it contacts.
             if self._waiting is None:
                 raise TimeoutError
             waiting, self._waiting = self._waiting, None
@@ -298,7 +300,7 @@ class _Connection:
                 self._say(f"ERROR: unknown work unit {name}")
                 return
             self._stream = receptor.units[name]
-            # What was read before is not kept.
+            # Output that was read before is not kept.
             assert int(start) == self._stream.size - len(self._stream.rest)
             self._say(f"Streaming results for work unit {name}")
         else:

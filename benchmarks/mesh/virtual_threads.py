@@ -1,11 +1,11 @@
-"""Threads in virtual time: the code that waits is real, and an hour of waiting takes no time.
+"""Threads in virtual time: the waiting code is real, and an hour of waiting takes no time.
 
-One thread holds the baton while it computes. Whoever waits (for a moment, a lock, another thread, an answer)
-hands it on; when nobody can go on, the clock jumps to the next thing that happens. So the same seed gives the
-same run, and the CPU that is spent between two waits is that of the code under test alone.
+One thread holds the baton while it computes. A thread that waits (for a moment, a lock, another thread, an
+answer) passes it on; when no thread can continue, the clock jumps to the next event. So the same seed gives
+the same run, and the CPU spent between two waits is that of the code under test only.
 
-`instead_of` gives what stands for the modules time, threading and queue. They have no more than is here: code
-that begins to wait in another way breaks the run, and does not wait in true time unnoticed.
+`instead_of` returns replacements of the modules time, threading and queue. They contain only what is in use:
+code that starts to wait in another way breaks the run instead of silently waiting in real time.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 
 
 class StuckError(Exception):
-    """Everybody waits, and nothing will happen any more."""
+    """All threads wait, and no event is scheduled."""
 
 
 class _Task:
-    """A thread that takes part. `turn` is released when it gets the baton."""
+    """A participating thread. `turn` is released when it receives the baton."""
 
     def __init__(self) -> None:
         self.turn = threading.Semaphore(0)
 
 
 class World:
-    """The clock, what will happen, and whose turn it is. `now` in seconds since 1970.
+    """The clock, the scheduled events and the baton. `now`: seconds since 1970.
 
-    `cpu`: seconds of CPU that the code under test has spent; what its surroundings spend is not in it."""
+    `cpu`: CPU seconds spent by the code under test, excluding the simulation."""
 
     def __init__(self) -> None:
         self.began = self.now = float(int(time.time()))
@@ -45,26 +45,26 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._ready: deque[_Task] = deque()
         self._main = self._current = _Task()
-        self._broken: BaseException | None = None  # what ends the run, in the first thread
+        self._broken: BaseException | None = None  # the error that ends the run, raised in the first thread
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Have this happen then, at the earliest now."""
+        """Schedule a call at this time, or now if that is past."""
         heapq.heappush(self._events, (when, next(self._number), call))
 
-    # -- who computes
+    # -- CPU accounting
 
     def leave(self) -> None:
-        """The code under test calls its surroundings."""
+        """Stop counting CPU: the code under test calls the simulation."""
         self.cpu += time.process_time() - self._since
 
     def back(self) -> None:
-        """It goes on."""
+        """Resume counting CPU: the code under test continues."""
         self._since = time.process_time()
 
-    # -- whose turn it is
+    # -- the baton
 
     def begin(self, body: Callable[[], None]) -> None:
-        """Have `body` run in a thread of its own, once this one waits."""
+        """Run `body` in a new thread as soon as the current one waits."""
         task = _Task()
 
         def run() -> None:
@@ -84,7 +84,7 @@ class World:
         self._ready.append(task)
 
     def pause(self) -> None:
-        """Hand the baton on, and go on when somebody has woken this thread."""
+        """Pass the baton on and return when another thread has woken this one."""
         task = self._current
         following = self._next()
         if following is not task:
@@ -102,7 +102,7 @@ class World:
                 when, _, call = heapq.heappop(self._events)
                 self.now = max(self.now, when)
                 call()
-            except Exception as error:  # in whatever thread: the first one says it
+            except Exception as error:  # from any thread; the first one raises it
                 self._broken = error
                 return self._main
         return self._ready.popleft()
@@ -112,12 +112,12 @@ class World:
         return self._current
 
     def pass_until(self, when: float) -> None:
-        """Let time pass, called by what is not under test."""
+        """Let time pass; for code that is not under test."""
         Signal(self).wait(when)
 
 
 class Signal:
-    """What threads wait for: `send` wakes all of them."""
+    """A condition that threads wait for; `send` wakes all of them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -129,7 +129,7 @@ class Signal:
         self._waiting.clear()
 
     def wait(self, until: float | None = None) -> None:
-        """Until it is sent, or until this moment."""
+        """Wait until it is sent, or until this moment."""
         world, task = self._world, self._world.current
         waiting = self._waiting
         waiting.append(task)
@@ -149,7 +149,7 @@ class Signal:
 
 
 def instead_of(world: World) -> dict[str, Any]:
-    """What the code under test finds in place of these modules."""
+    """Return the replacements of these modules for the code under test."""
 
     def sleep(seconds: float) -> None:
         world.leave()
@@ -243,7 +243,7 @@ class _Queue:
 
 
 class _Pool:
-    """A ThreadPoolExecutor, as wide as what it is given."""
+    """A ThreadPoolExecutor with a thread for each item."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -1,8 +1,7 @@
-"""A simulated worker: what its units print, and when.
+"""A simulated worker: the output of its units, with their timing.
 
-It stands for the machine and for worker_entry.py, whose times and sizes it has: what it is given it opens,
-and what it answers it numbers and encrypts, as that does. How fast it looks at nodes is a figure of the
-model.
+It stands for the machine and for worker_entry.py, with that program's times and sizes: it opens its sealed
+input, and numbers and encrypts its answers likewise. Its rate of observing nodes is a parameter of the model.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ from benchmarks.mesh.network import Line
 from provision.remote.worker_program import worker_entry
 from provision.remote.workers import sealed, worker_stream
 
-START = 1.5  # seconds until Python has begun, and gpuprov is there
-RATE = 100.0  # nodes a second: a core, and 7 to 10 ms of it for each (docs/performance.md)
-SLOW = 0.1  # of that, for a slow one
-ANSWER = 1.0  # seconds until a node answers, in the median
+START = 1.5  # seconds until Python and gpuprov have started
+RATE = 100.0  # nodes per second: one core, 7 to 10 ms for each (docs/performance.md)
+SLOW = 0.1  # factor of a slow worker
+ANSWER = 1.0  # median seconds until a node answers
 ROUND_TRIPS = 6  # of an SSH login and a command
-ENDS = 1.0  # seconds to end in order
+ENDS = 1.0  # seconds for an orderly end
 
-Output = Callable[[str], bytes | None]  # node → what it prints; None for one that is dead
+Output = Callable[[str], bytes | None]  # node → its output; None for a dead node
 
 
 @dataclass
 class Worker:
-    """`rate`: nodes a second. `distance`: seconds from it to a node, in one direction. `begun`: is told of
-    each unit with nodes that begins."""
+    """A worker. `rate`: nodes per second. `distance`: one-way seconds from it to a node.
+
+    `begun` is called for each unit with nodes that begins."""
 
     name: str
     line: Line
@@ -44,20 +44,20 @@ class Worker:
     units: list[Process] = field(default_factory=list)
 
     def begin(self, given: bytes, now: float) -> Process:
-        """What Receptor does with a unit that has arrived."""
+        """Start a unit that has arrived, as Receptor would."""
         self.units.append(made := Process(self, given, now))
         if made.nodes:
             self.begun(made)
         return made
 
     def free(self, now: float) -> float:
-        """When its core has done what it has to do already."""
+        """Return the time at which its core has finished its present work."""
         return max([now, *(one.busy for one in self.units if one.over > now)])
 
 
 class Process:
-    """One unit at its worker. `over`: when it ends; `nodes`: (seconds since 1970 at which it has looked at
-    it, node), in this order."""
+    """One unit at its worker.
+    `over`: its end; `nodes`: (seconds since 1970 at which it has observed the node, node), in this order."""
 
     def __init__(self, worker: Worker, given: bytes, now: float) -> None:
         self.worker = worker
@@ -66,9 +66,9 @@ class Process:
         self.nodes: list[tuple[float, str]] = []
         self.lease: float | None = None
         self.stopped = self.dead = False
-        self._written: float | None = None  # when it wrote last
+        self._written: float | None = None  # time of the last write
         self._beat = self.begun
-        self._count = 0  # nodes of which it has said something
+        self._count = 0  # number of reported nodes
         self._answers = worker_stream.Answers()
         self._more = self._all = False
         self._hello = b""
@@ -83,7 +83,7 @@ class Process:
         self._plan(share["kwargs"]["inventory"])
 
     def _plan(self, nodes: Mapping[str, Any]) -> None:
-        """When it will have looked at which node."""
+        """Compute when each node will have been observed."""
         worker = self.worker
         at = worker.free(self.begun)
         for node in nodes:
@@ -94,22 +94,22 @@ class Process:
         self.busy, self.over = at, self.nodes[-1][0]
 
     def stop(self, now: float) -> None:
-        """It is told to end, or has found that it should."""
+        """End it, on request or because its lease has expired."""
         if now < self.over:
             self.over, self.stopped = now + ENDS, True
 
     def die(self, now: float) -> None:
-        """Its machine is gone."""
+        """Kill it together with its machine."""
         if now < self.over:
             self.over, self.dead = now, True
 
     def looked(self) -> list[str]:
-        """The nodes at which it has looked."""
+        """Return the observed nodes."""
         return [node for at, node in self.nodes if at <= self.over]
 
     def printed(self, until: float, at_most: int) -> tuple[bytes, bool]:
-        """What it has written till then and was not taken yet, and whether there is more of that. Nothing is
-        made before it is asked for: it may end before its time."""
+        """Return the unread output until then, and whether more is left.
+        Output is generated lazily, since the unit may end early."""
         taken = bytearray()
         while not self._all and (now := self._next()) <= until:
             if len(taken) >= at_most:
@@ -120,7 +120,7 @@ class Process:
         return bytes(taken), False
 
     def _next(self) -> float:
-        """When it writes next: what it has gathered, a sign of life, its end."""
+        """Return the time of the next write: gathered results, a sign of life, or the end."""
         if self._written is None or self._hello:
             return self.begun
         if self._more:
@@ -130,7 +130,7 @@ class Process:
         return math.inf if self.dead and soon > self.over else max(self._written, min(soon, self.over))
 
     def _said(self, now: float) -> list[Mapping[str, Any]]:
-        """The lines of one frame."""
+        """Build the lines of one frame."""
         said: list[Mapping[str, Any]] = []
         if now >= self._beat + worker_stream.BEAT or now == self.begun:
             said.append(_ALIVE)
