@@ -1,10 +1,10 @@
-"""AMD's fixture repositories, laid out below amd/ as AMD's server is: a folder for each release, one key.
+"""AMD's fixture repositories, laid out below amd/ as on AMD's server: a folder per release, one key.
 
-amd/rocm/rocm.gpg.key
-amd/amdgpu/30.30.3/ubuntu/       apt, suites jammy and noble     (el/9.6/main/x86_64/: rpm)
-amd/rocm/apt/7.2.3/              the same                        (rocm/el9/7.2.3/main/: rpm)
-amd/graphics/7.2.3/ubuntu/       the same                        (el/9.6/main/x86_64/: rpm)
-amd/amd-container-toolkit/apt/   the same                        (amd-container-toolkit/el9/main/: rpm)
+    amd/rocm/rocm.gpg.key
+    amd/amdgpu/30.30.3/ubuntu/       apt, suites jammy and noble     (el/9.6/main/x86_64/: rpm)
+    amd/rocm/apt/7.2.3/              the same                        (rocm/el9/7.2.3/main/: rpm)
+    amd/graphics/7.2.3/ubuntu/       the same                        (el/9.6/main/x86_64/: rpm)
+    amd/amd-container-toolkit/apt/   the same                        (amd-container-toolkit/el9/main/: rpm)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuprov_lab.releases import RELEASES
 
 TOP = "amd"
 KEY = f"{TOP}/rocm/rocm.gpg.key"
-SUITES = ("jammy", "noble")  # which nodes of Debian use as well
+SUITES = ("jammy", "noble")  # Debian nodes use them as well
 
 
 def is_amds(repository: str) -> bool:
@@ -29,7 +29,8 @@ def is_amds(repository: str) -> bool:
 
 
 def write_apt(www: Path, home: Path, key: str, repository: str, debs: list[Deb]) -> None:
-    """One release's repository: the packages in pool/, and an index for each suite, which have the same."""
+    """Write one release's repository: packages in pool/, and the same index for each suite.
+"""
     kind, _, release = repository.partition("/")
     of_system = kind in ("amdgpu", "graphics")
     folder = www / TOP / (f"{kind}/{release}/ubuntu" if of_system else f"{kind}/apt/{release}")
@@ -58,7 +59,7 @@ def write_apt(www: Path, home: Path, key: str, repository: str, debs: list[Deb])
 
 
 def rpm_folder(repository: str, family: str) -> str:
-    """Where a release's packages are for `family` (el9)."""
+    """Return the folder of a release's packages for `family` (el9)."""
     kind, _, release = repository.partition("/")
     if kind not in ("amdgpu", "graphics"):
         return "/".join(filter(None, [TOP, kind, family, release, "main"]))

@@ -1,4 +1,4 @@
-"""One control group per node. Without, all nodes' systemds share one tree and stop each other's services."""
+"""One control group per node, since systemds of nodes that shared a tree would stop each other's services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from provision.errors import LabError
 
 
 def mount_point(mountinfo: str | None = None) -> Path:
-    """Where this host has the version 2 hierarchy: nodes are given that one, also on a host that uses both.
+    """Return the mount point of this host's version 2 hierarchy, also on a host that uses both versions.
 
     Raises LabError when there is none.
     """
@@ -23,19 +23,19 @@ def mount_point(mountinfo: str | None = None) -> Path:
 
 
 def folder(namespace: str) -> Path:
-    """The control group of a node; it is named as its network namespace."""
+    """Return the control group of a node, which has the name of its network namespace."""
     return mount_point() / namespace
 
 
 def find(prefix: str) -> list[str]:
-    """Control groups whose name starts with `prefix`."""
+    """Find control groups whose name starts with `prefix`."""
     with contextlib.suppress(LabError):
         return sorted(path.name for path in mount_point().glob(f"{prefix}*") if path.is_dir())
     return []
 
 
 def members(name: str) -> list[int]:
-    """All processes in a control group and below it."""
+    """List all processes in a control group and its descendants."""
     found = []
     for listing in folder(name).rglob("cgroup.procs"):
         with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def members(name: str) -> list[int]:
 
 
 def remove(name: str) -> None:
-    """Remove an empty control group with all below it; what dies in it right now is waited for."""
+    """Remove an empty control group with its descendants; waits up to 5 s for exiting processes."""
     top = folder(name)
     process.wait_until(lambda: _try_remove(top), 5)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from provision.errors import LabError
 
-# An administrator's PATH: on Debian an ordinary shell lacks the two sbin folders.
+# An administrator's PATH: on Debian an ordinary shell lacks the sbin folders.
 PATH = os.pathsep.join([os.environ.get("PATH", "/usr/bin:/bin"), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for the host's programs: English output, sbin on PATH."""
+    """Return the environment for the host's programs: English output, sbin on PATH."""
     return {**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 
@@ -28,7 +28,7 @@ def attempt(
     stdin: str | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` and return the finished process whatever its exit status; `timeout` in seconds."""
+    """Run `argv` and return the completed process whatever its exit status; `timeout` in seconds."""
     words = [str(word) for word in argv]
     try:
         with subprocess.Popen(
@@ -58,7 +58,7 @@ def attempt(
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """TERM before KILL, children too: mmdebstrap and apt-get must get to undo their mounts and locks."""
+    """Send TERM, then KILL, to a program and its children, so that mmdebstrap and apt-get can clean up."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
@@ -74,7 +74,7 @@ def call(
     extra: Mapping[str, str] | None = None,
     fix: str = "",
 ) -> str:
-    """Run `argv` and return its standard output; raises LabError with the end of its complaint otherwise."""
+    """Run `argv` and return its standard output. Raises LabError with the end of its errors on failure."""
     done = attempt(*argv, timeout=timeout, stdin=stdin, extra=extra)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-1500:]
@@ -84,9 +84,9 @@ def call(
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold `path` against another gpuprov; the kernel lets go of it even when we are killed.
+    """Lock `path` against other gpuprov processes; the kernel releases it even after a kill.
 
-    Raises LabError at once when somebody else holds it: two builders of one lab would tear it apart.
+    Raises LabError at once when another process holds it: two builders would corrupt the lab.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -99,7 +99,8 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
-    """Hold `path`, waiting for whoever has it (used where the other one's result is what we want, too)."""
+    """Lock `path`, waiting for its holder (if the holder's result serves this process, too).
+"""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""Comparison of what a real machine's tools printed with what the simulator prints for its SKU and driver.
+"""Comparison of a real machine's tool output with the simulator's output for its SKU and driver.
 
-A difference is no fault of the machine: it shows where the simulator is wrong.
+A difference is not a fault of the machine; it shows an error in the simulator.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TOOLS = {"nvidia-smi", "gpu_burn", "gpu-burn", "nvbandwidth", "dcgmi", "fio", "
 _TOOLS |= {"amd-smi", "all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"}
 # `# nccl-tests version 2.18.3 nccl-headers=…` (since 2.17), and `nvbandwidth Version: v0.8`.
 _VERSION = re.compile(r"(?:nccl-tests version |nvbandwidth Version: v)(\d+(?:\.\d+){1,2})")
-_SECONDS = 20.0  # of one tool
-_SAMPLED = 3.0  # of one that prints until it is ended
+_SECONDS = 20.0  # timeout of one tool
+_SAMPLED = 3.0  # duration of a tool that prints until it is ended
 
 
 @dataclass(frozen=True)
 class Output:
-    """What one program printed, as the archive of a selftest has it. `beside`: it ran beside another, and was
-    ended with it."""
+    """The output of one program as archived by a selftest.
+    `beside`: the program that it ran alongside and was ended with."""
 
     name: str
     argv: Sequence[str]
@@ -46,19 +46,19 @@ class Output:
 
 @dataclass(frozen=True)
 class Shape:
-    """One output beside the simulator's: the element paths, columns or lines that only one of them has."""
+    """One output compared with the simulator's: element paths, columns or lines that only one of them has."""
 
     output: str
     argv: Sequence[str]
     same: bool
-    why: str = ""  # it could not be compared
+    why: str = ""  # reason why no comparison was possible
     only_here: Sequence[str] = ()
     only_simulated: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A selftest's folder: what is compared. `rocm`: its version, of AMD's."""
+    """A selftest's folder with the outputs to compare. `rocm`: ROCm's version, for AMD GPUs."""
 
     outputs: Sequence[Output]
     sku: str
@@ -70,7 +70,7 @@ class Recorded:
 
 
 def recorded(folder: Path) -> Recorded:
-    """Read the folder that `gpuprov selftest` wrote, or what its archive unpacks to. Raises LabError."""
+    """Read the folder that `gpuprov selftest` wrote, or its unpacked archive. Raises LabError."""
     document = _document(folder / "selftest.json")
     archive = folder / "archive" if (folder / "archive").is_dir() else folder
     facts = _document(archive / "facts.json").get("facts")
@@ -95,7 +95,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def outputs(check: str, document: Mapping[str, Any]) -> Iterator[Output]:
-    """The outputs in a check's document, called CHECK/NAME; what is not one is left out."""
+    """Yield the outputs in a check's document, named CHECK/NAME; malformed ones are skipped."""
     listed = document.get("outputs")
     for one in listed if isinstance(listed, list) else ():
         if not isinstance(one, dict) or not isinstance(one.get("argv"), list):
@@ -114,7 +114,7 @@ def outputs(check: str, document: Mapping[str, Any]) -> Iterator[Output]:
 
 
 def lines(shapes: Sequence[Shape]) -> Iterator[str]:
-    """What people read of it."""
+    """Render the shapes as text."""
     yield f"{sum(one.same for one in shapes)} of {len(shapes)} outputs have the shape of the simulated ones"
     for one in shapes:
         if not one.same:
@@ -124,7 +124,8 @@ def lines(shapes: Sequence[Shape]) -> Iterator[str]:
 
 
 def compare(recorded: Iterable[Output], sku: str, driver: str, rocm: str = "") -> tuple[list[Shape], str]:
-    """The differences of each output; and why there are none to be had. `rocm`: its version, of AMD's."""
+    """Return the differences of each output, and the reason if no comparison is possible.
+    `rocm`: ROCm's version, for AMD GPUs."""
     if not sku:
         return [], "the SKU of these GPUs is not known"
     if not driver:
@@ -156,7 +157,7 @@ def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[
 
 
 def _release(printed: str) -> dict[str, str]:
-    """The release of the tool, where it says so: the simulator prints in that one's words."""
+    """Return the variable that makes the simulator print like the tool's release, if the output names one."""
     found = _VERSION.search(printed)
     return {"SILICON_VERSION": found[1]} if found else {}
 
@@ -169,7 +170,7 @@ def _one(output: Output, simulated: Mapping[str, str]) -> Shape:
     if not printed.strip():
         return Shape(name, output.argv, same=False, why="the simulator printed nothing for this call")
     printed_here = output.stdout
-    if output.beside:  # both were ended while they printed
+    if output.beside:  # both were ended while printing
         printed_here, printed = _whole_lines(printed_here), _whole_lines(printed)
     here, there, why = differences(printed_here, printed)
     return Shape(name, output.argv, not (why or here or there), why, here, there)
@@ -180,7 +181,8 @@ def _whole_lines(text: str) -> str:
 
 
 def _not_whole(output: Output) -> str:
-    """Why this output has no shape; one that ran beside another was ended with it, and is whole."""
+    """Return why this output has no shape, or ""; an output ended with its main program is complete.
+"""
     if output.timed_out:
         return f"it did not end on this machine within {output.seconds:.0f} s"
     if output.truncated:
@@ -189,7 +191,7 @@ def _not_whole(output: Output) -> str:
 
 
 def _printed(output: Output, simulated: Mapping[str, str]) -> str:
-    """What the simulated tool prints for the same call; empty when it cannot be run."""
+    """Return the simulated tool's output for the same call; empty if it cannot run."""
     tool = PurePosixPath(output.argv[0]).name
     argv = [sys.executable, "-I", "-S", str(SILICON / "run.py"), tool, *output.argv[1:]]
     folder = Path(simulated["SILICON_ROOT"]) / "usr/share/gpu-burn"
@@ -213,7 +215,7 @@ def _printed(output: Output, simulated: Mapping[str, str]) -> str:
 
 # --- the shape of a tool's output: what remains when every number and identifier is made the same. XML and
 # JSON: the paths of their elements, and the units of their values. Everything else: its lines, with numbers
-# as N. What depends on the machine's size, or on who else uses it, is no part of a shape.
+# as N. Details that depend on the machine's size or on other users are not part of a shape.
 
 
 _MOST = 40  # differences listed of one output
@@ -231,18 +233,18 @@ _MASKS = (
     (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "0xN"),
     (re.compile(r"[-+]?\d+(?:\.\d+)*(?:e[-+]?\d+)?"), "N"),
     (re.compile(r"[ \t]+"), " "),
-    # How many numbers stand in a row is the machine's size; cells with commas between them are columns.
+    # The count of adjacent numbers depends on the machine's size; comma-separated cells are columns.
     (re.compile(r"N(?:[ :/]+N\b)+"), "N"),
     (re.compile(r"(N[^-\n]{0,40}?)(?: - \1)+"), r"\1"),  # gpu_burn: one number for each GPU
 )
 _UNIT = re.compile(r"[-+]?\d+(?:\.\d+)?\s+([A-Za-z%°][A-Za-z%°/]*)")
 _BEGIN = re.compile(r"^[ \t]*(<\?xml|[{\[])", re.MULTILINE)
-_PROCESS = "process_info"  # of nvidia-smi -q -x: one for each process that is there right now
+_PROCESS = "process_info"  # of nvidia-smi -q -x: one for each running process
 
 
 @dataclass
 class Form:
-    """One output. `kind`: XML, JSON or lines; `units`: by path, of values that have one."""
+    """The form of one output. `kind`: XML, JSON or lines; `units`: by path, of values with a unit."""
 
     kind: str
     parts: list[str] = field(default_factory=list)
@@ -250,7 +252,7 @@ class Form:
 
 
 def form(text: str) -> Form:
-    """The distinct parts of an output, in the order they come; lines before and after a document are too."""
+    """Split an output into its distinct parts in order, including lines before and after a document."""
     if begin := _BEGIN.search(text):
         at, closing = begin.start(1), {"<": ">", "{": "}", "[": "]"}[begin[1][0]]
         end = text.rfind(closing) + 1
@@ -270,7 +272,7 @@ def form(text: str) -> Form:
 
 
 def differences(here: str, simulated: str) -> tuple[list[str], list[str], str]:
-    """(what only this machine's output has, what only the simulator's has, why they cannot be compared)."""
+    """Return (parts only on this machine, parts only in the simulator, why no comparison is possible)."""
     ours, theirs = form(here), form(simulated)
     if ours.kind != theirs.kind:
         return [], [], f"it is {ours.kind} here, and {theirs.kind} in the simulator"
@@ -278,7 +280,7 @@ def differences(here: str, simulated: str) -> tuple[list[str], list[str], str]:
 
 
 def _only(one: Form, other: Form) -> list[str]:
-    """What `other` lacks. A value without a unit (`N/A`) tells nothing of its unit."""
+    """Return the parts that `other` lacks. A value without a unit (`N/A`) matches any unit."""
     there = set(other.parts)
     found = [part for part in one.parts if part not in there]
     for path, units in one.units.items():

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from gpuprov_lab.command import call
 
-# All packages and files are dated so; dpkg does not mind, and a package depends on its content alone.
+# A fixed date for all packages and files, so that a package depends on its content only; dpkg accepts it.
 DATED = {"SOURCE_DATE_EPOCH": "1700000000"}
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """One file of a package: its bytes and mode, or, when `link` is set, a symbolic link to it."""
+    """One file of a package: bytes and mode, or a symbolic link if `link` is set."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -33,17 +33,17 @@ class Deb:
 
     @property
     def filename(self) -> str:
-        """As in a repository: NAME_VERSION_ARCHITECTURE.deb, the version without its epoch."""
+        """The file name as in a repository: NAME_VERSION_ARCHITECTURE.deb, the version without its epoch."""
         version = self.control["Version"].partition(":")[2] or self.control["Version"]
         return f"{self.control['Package']}_{version}_{self.control['Architecture']}.deb"
 
     def fields(self) -> dict[str, str]:
-        """The control fields with the installed size (KiB) filled in where dpkg expects it."""
+        """Return the control fields with the installed size (KiB) filled in where dpkg expects it."""
         size = sum(len(file.content) for file in self.files.values())
         return {**self.control, "Installed-Size": str(1 + size // 1024)}
 
     def build(self, folder: Path) -> Path:
-        """The .deb file, made in `folder`. Not compressed: nodes fetch it over a bridge of this host."""
+        """Build the .deb file in `folder`, uncompressed, since nodes fetch it over a bridge of this host."""
         inside = {"control": control_text(self.fields())}
         if self.conffiles:
             inside["conffiles"] = "".join(f"{path}\n" for path in self.conffiles)
@@ -57,7 +57,7 @@ class Deb:
 
 
 def unpack(files: Mapping[str, PackedFile], tree: Path) -> None:
-    """Lay the files of a package out below `tree`, as on the node that installs it."""
+    """Lay out a package's files below `tree`, as on the node that installs it."""
     tree.mkdir(exist_ok=True)
     tree.chmod(0o755)
     for path, file in files.items():
@@ -71,7 +71,8 @@ def unpack(files: Mapping[str, PackedFile], tree: Path) -> None:
 
 
 def control_text(fields: Mapping[str, str]) -> str:
-    """`fields` as a control stanza (deb-control(5)); the description goes last, its later lines indented."""
+    """Render `fields` as a control stanza (deb-control(5)), the description last with indented later lines.
+"""
     lines = [f"{key}: {value}" for key, value in fields.items() if value and key != "Description"]
     first, *rest = fields.get("Description", "").strip().splitlines() or ["no description"]
     lines += [f"Description: {first}", *(f" {line.strip() or '.'}" for line in rest)]

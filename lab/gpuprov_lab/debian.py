@@ -1,6 +1,6 @@
-"""Fetch programs from Debian's archive; apt verifies them, and none is committed.
+"""Fetches programs from Debian's archive; apt verifies them, and none is committed.
 
-The cache is the user's: tests of a user who is not root use it as well.
+The cache belongs to the user, so tests without root use it as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def missing() -> str | None:
-    """Reason why this host cannot fetch from Debian's archive; None if it can."""
+    """Return why this host cannot fetch from Debian's archive; None if it can."""
     if shutil.which("apt-get") is None or not _KEYS.is_file():
         return "this host has no apt with Debian's keys"
     if debian_mirror() is None:
@@ -26,7 +26,7 @@ def missing() -> str | None:
 
 
 def unpacked(package: str, suite: str, component: str) -> Path:
-    """The folder with the files of a package, fetched where the cache has none. Raises LabError."""
+    """Return the folder of a package's files, fetched if not cached. Raises LabError."""
     folder = CACHE / suite / package
     with waiting_lock(CACHE / "lock"):
         if not folder.is_dir():
@@ -35,7 +35,7 @@ def unpacked(package: str, suite: str, component: str) -> Path:
 
 
 def root_of(name: str, suite: str, *packages: str) -> Path:
-    """A folder with these packages of Debian's main and all that they depend on. Raises LabError.
+    """Return a folder with these packages of Debian's main and all their dependencies. Raises LabError.
 
     The packages are unpacked, not configured: none of their scripts runs.
     """
@@ -50,12 +50,12 @@ def root_of(name: str, suite: str, *packages: str) -> Path:
 
 
 def _updated(suite: str, component: str) -> tuple[Path, list[str]]:
-    """The folder of an apt of its own with the list of this suite, and apt's options for it."""
+    """Update a private apt for this suite; returns its folder and the apt options that select it."""
     apt = CACHE / f"apt-{suite}-{component}"
     for part in ("lists/partial", "archives/partial", "parts"):
         (apt / part).mkdir(parents=True, exist_ok=True)
     for left in (apt / "archives").glob("*.deb"):
-        left.unlink()  # of a run that was killed
+        left.unlink()  # of a killed run
     (apt / "status").touch()
     (apt / "sources.list").write_text(f"deb [signed-by={_KEYS}] {debian_mirror()} {suite} {component}\n")
     settings = {
@@ -93,7 +93,7 @@ def _fetch(package: str, suite: str, component: str, folder: Path) -> None:
 
 
 def _unpack(packages: list[Path], folder: Path, *, whole: bool = False) -> None:
-    """Unpack packages into a new folder, which appears when it is complete, and remove them.
+    """Unpack packages into a new folder, which appears when it is complete, then delete the packages.
 
     `whole`: lay the folder out as the root of a system.
     """
@@ -106,7 +106,7 @@ def _unpack(packages: list[Path], folder: Path, *, whole: bool = False) -> None:
     if whole:
         for name in ("dev", "etc", "proc", "run", "sys", "tmp", "var"):
             (beside / name).mkdir(exist_ok=True)
-        # Older packages have files in /bin and /lib, which are links to those of /usr on every machine.
+        # Older packages have files in /bin and /lib, which are links into /usr on every machine.
         for name in ("bin", "lib", "lib64", "sbin"):
             (beside / "usr" / name).mkdir(exist_ok=True)
             if (beside / name).is_dir() and not (beside / name).is_symlink():

@@ -1,7 +1,7 @@
-"""Tiny, valid ELF64 files for fixture packages: kernel modules that the real `modinfo` reads, and libraries.
+"""Tiny, valid ELF64 files for fixture packages: kernel modules that `modinfo` reads, and libraries.
 
-Layouts: the ELF-64 object file format (Tool Interface Standard); `.modinfo` is `key=value` texts, each
-ended by NUL (Linux, include/linux/moduleparam.h).
+Layouts: the ELF-64 object file format (Tool Interface Standard); `.modinfo` is a list of `key=value` texts,
+each terminated by NUL (Linux, include/linux/moduleparam.h).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 _REL, _DYN = 1, 3
 _PROGBITS, _STRTAB, _DYNAMIC, _SYMTAB = 1, 3, 6, 2
 _HEADER = 64
-# What each flavour of NVIDIA's module declares, which is how the two are told apart on disk; and amdgpu's.
+# The license of each flavour of NVIDIA's module, which distinguishes them on disk; and amdgpu's.
 LICENSES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA", "gpl": "GPL and additional rights"}
-# What the hardware asks for at boot.
+# Aliases that the hardware requests at boot.
 ALIASES = {
     "nvidia": "pci:v000010DEd*sv*sd*bc03sc02i00*",
     "amdgpu": "pci:v00001002d*sv*sd*bc12sc00i00*",
@@ -25,9 +25,9 @@ ALIASES = {
 
 
 def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: Sequence[str] = ()) -> bytes:
-    """A relocatable object that says it is module `name` at `version`, built for `kernel`; it holds no code.
+    """Build a relocatable object for module `name` at `version`, built for `kernel`, without any code.
 
-    `flavour` is `open`, `proprietary`, as NVIDIA's own modules, or `gpl`; it decides the license.
+    `flavour` is `open` or `proprietary`, as NVIDIA's own modules, or `gpl`; it decides the license.
     """
     underscored = name.replace("-", "_")
     lines = {
@@ -42,7 +42,7 @@ def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: S
     if name in ALIASES:
         lines = {"alias": ALIASES[name], **lines}
     modinfo = b"".join(f"{key}={value}".encode() + b"\0" for key, value in lines.items())
-    # depmod wants a symbol table, be it empty: one null symbol, and the empty string that names it.
+    # depmod requires a symbol table, even an empty one: a null symbol, and the empty string that names it.
     sections = [
         (".modinfo", _PROGBITS, 2, modinfo, 1, 0, 0),
         (".symtab", _SYMTAB, 0, b"\0" * 24, 8, 24, 3),
@@ -52,7 +52,8 @@ def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: S
 
 
 def _object(sections: Sequence[tuple[str, int, int, bytes, int, int, int]]) -> bytes:
-    """A relocatable ELF file; a section is (name, type, flags, content, alignment, entry size, link)."""
+    """Build a relocatable ELF file; a section is (name, type, flags, content, alignment, entry size, link).
+"""
     names = b"\0" + b"".join(section[0].encode() + b"\0" for section in sections) + b".shstrtab\0"
     everything = [*sections, (".shstrtab", _STRTAB, 0, names, 1, 0, 0)]
     body, headers = b"", b"\0" * 64
@@ -60,7 +61,7 @@ def _object(sections: Sequence[tuple[str, int, int, bytes, int, int, int]]) -> b
         body += b"\0" * (-(_HEADER + len(body)) % alignment)
         offset = _HEADER + len(body)
         where = names.index(b"\0" + name.encode() + b"\0") + 1
-        # The first symbol that is not local: sh_info of a symbol table.
+        # sh_info of a symbol table: the first non-local symbol.
         info = 1 if kind == _SYMTAB else 0
         headers += struct.pack(
             "<IIQQQQIIQQ", where, kind, flags, 0, offset, len(content), link, info, alignment, entry
@@ -83,7 +84,7 @@ def _header(kind: int, sections_at: int, sections: int, names: int, segments: in
 
 
 def shared_library(soname: str) -> bytes:
-    """A shared library without code; `soname` is the name ldconfig links it under (`libnvidia-ml.so.1`)."""
+    """Build a shared library without code; `soname` is the name of ldconfig's link (`libnvidia-ml.so.1`)."""
     strings = b"\0" + soname.encode() + b"\0"
     dynamic_at = _HEADER + 2 * 56
     tags = [

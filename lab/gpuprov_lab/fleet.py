@@ -50,12 +50,12 @@ def up(
     fresh: bool = False,
     images: Mapping[str, Sequence[Path]] | None = None,
 ) -> LabRecord:
-    """Bring lab `name` up with at least the nodes `wanted`, and write its inventory; what runs is kept.
+    """Bring lab `name` up with at least the nodes `wanted`, keeping running ones, and write its inventory.
 
-    `speed` is how many times faster than real the simulated tools run; None means 1, or what an existing lab
-    has (`seed` likewise). `images`: the disks that a new node of that name begins with (node.prepare); others
-    are bare. A new lab that cannot be finished (an error, Ctrl-C) is removed again; one that was
-    there is left as it is. Raises LabError.
+    `speed`: how many times faster than real the simulated tools run; None means 1, or the value of an
+    existing lab (`seed` likewise). `images`: the initial disks of a new node by its name (node.prepare);
+    other nodes are bare. A new lab that cannot be completed (an error, Ctrl-C) is removed again; an existing
+    one is left as is. Raises LabError.
     """
     host.require_root()
     make_root_only(STATE)
@@ -117,7 +117,7 @@ def _reserve(
     seed: int | None,
     speed: float | None,
 ) -> LabRecord:
-    """Write down what will be made, before anything is: killed now, we leave a lab that `down` finds."""
+    """Save the lab's record before anything is created, so that `down` finds it even after a kill now."""
     with waiting_lock(LOCKS / ".shared"):
         lab = known or LabRecord(name, network.free_octet(record.octets()), seed or 1, speed or 1.0)
         if (seed or lab.seed, speed or lab.speed) != (lab.seed, lab.speed):
@@ -131,12 +131,12 @@ def _reserve(
 
 
 def _trees(releases: set[str], say: Callable[[str], None]) -> dict[str, Path]:
-    """The base trees, built through the package cache; the cache runs afterwards in any case."""
+    """Build the base trees through the package cache, which is running afterwards in any case."""
     source = mirror.debian_mirror()
     places = {}
     if (
         source is None
-    ):  # only mmdebstrap knows one: build straight from it, then ask the tree where it came from
+    ):  # only mmdebstrap knows a mirror: build directly, then read the mirror from the tree
         places = {release: trees.ensure_tree(release, None, say) for release in sorted(releases)}
         source = trees.mirror_of(next(iter(places.values())))
     port = mirror.ensure_cache(source)
@@ -146,7 +146,7 @@ def _trees(releases: set[str], say: Callable[[str], None]) -> dict[str, Path]:
 
 
 def _serve(lab: LabRecord, built: repository.Repository) -> None:
-    """Point the lab's server at the repository just built, and start it unless it runs."""
+    """Point the lab's server at the new repository, and start it unless it runs."""
     new = lab.place.folder / "www.new"
     new.unlink(missing_ok=True)
     new.symlink_to(built.www)
@@ -168,7 +168,7 @@ def _serve(lab: LabRecord, built: repository.Repository) -> None:
 
 
 def _lab_key(place: LabPlace) -> str:
-    """The public half of the key that opens the lab's nodes, made when there is none."""
+    """Return the public key for the lab's nodes, generated if missing."""
     if not place.key.exists():
         call(
             "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"gpuprov-lab-{place.name}", "-f", place.key
@@ -193,7 +193,7 @@ def _wait_all(lab: LabRecord, progress: Progress) -> None:
 
 
 def down(name: str, say: Callable[[str], None]) -> bool:
-    """Remove lab `name` and everything it made on this host; True when there was anything. Safe to repeat."""
+    """Remove lab `name` and everything it made on this host; True if anything existed. Safe to repeat."""
     host.require_root()
     make_root_only(STATE)
     with locked(LOCKS / f"{name}.lock", f"the lab {name!r}"):
@@ -223,7 +223,7 @@ def purge() -> None:
 
 
 def _after_last_lab() -> None:
-    """What labs share goes with the last of them; what a killed builder left goes at once."""
+    """Remove the leftovers of killed builders, and after the last lab everything that labs share."""
     trees.abandon_builds()
     with waiting_lock(LOCKS / ".shared"):
         if not leftovers.labs_seen():
@@ -248,8 +248,8 @@ def power(name: str, member: str, on: bool) -> None:
 
 
 def status(lab: LabRecord) -> list[dict[str, Any]]:
-    """One mapping per node: name, address, sku, release, state (`off`, `booting`, `up`), faults; on those
-    that are to have NVIDIA's own nvidia-smi also who prints it (real_smi.printer)."""
+    """Return a mapping per node: name, address, sku, release, state (`off`, `booting`, `up`), faults.
+    Nodes that should have NVIDIA's own nvidia-smi also report who prints it (real_smi.printer)."""
 
     def one(member: NodeRecord) -> dict[str, Any]:
         place = lab.node_place(member)
@@ -271,7 +271,7 @@ def status(lab: LabRecord) -> list[dict[str, Any]]:
 
 
 def ssh_command(lab: LabRecord, member: str, words: Sequence[str]) -> list[str]:
-    """The ssh command line for `lab ssh`."""
+    """Return the ssh command line for `lab ssh`."""
     if words and words[0] == "--":
         words = words[1:]
     return node.ssh(lab, lab.node(member), [node.remote_text(words)] if words else [], quiet=False)

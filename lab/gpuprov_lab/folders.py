@@ -1,4 +1,4 @@
-"""Removes folders that may have something mounted below them, without ever deleting what is mounted."""
+"""Removes folders that may contain mount points, without ever deleting mounted content."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from provision.errors import LabError
 
 
 def mounts(folder: Path, mountinfo: str | None = None) -> list[str]:
-    """Mount points in or below `folder` in this mount namespace, innermost first."""
+    """List mount points in or below `folder` in this mount namespace, innermost first."""
     text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
     points = [line.split()[4].replace("\\040", " ") for line in text.splitlines()]
     return sorted((p for p in points if Path(p).is_relative_to(folder)), key=len, reverse=True)
 
 
 def remove_tree(folder: Path) -> None:
-    """Unmount what is mounted below `folder`, then delete it; nothing when it is not there.
+    """Unmount everything below `folder`, then delete it; a no-op if it is missing.
 
-    Raises LabError when something stays mounted: deleting would reach through the mount.
+    Raises LabError when a mount stays, since deleting would reach through it.
     """
     for point in mounts(folder):
         attempt("umount", point)

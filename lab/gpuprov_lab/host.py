@@ -16,7 +16,7 @@ from gpuprov_lab.places import STATE, make_root_only
 from provision.errors import LabError
 from provision.paths import own_command
 
-# What must be there -> the Debian (and Ubuntu) package that brings it.
+# Required program -> its Debian (and Ubuntu) package.
 PROGRAMS = {
     "mmdebstrap": "mmdebstrap",
     "systemd-nspawn": "systemd-container",
@@ -30,7 +30,7 @@ PROGRAMS = {
     "mount": "mount",
     "unshare": "util-linux",
 }
-# Besides, where a node takes rpms.
+# Additional programs for nodes that use rpms.
 RPM_PROGRAMS = {
     **dict.fromkeys(("rpmbuild", "rpmsign"), "rpm"),
     **dict.fromkeys(("createrepo_c", "modifyrepo_c"), "createrepo-c"),
@@ -38,28 +38,28 @@ RPM_PROGRAMS = {
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
-# With the kernel's default of 128 about 19 systemd nodes boot, and the others die without a word.
+# With the kernel's default of 128 only about 19 systemd nodes boot; the others die silently.
 LIMITS = {"fs.inotify.max_user_instances": 8192}
 _LIMITS_BEFORE = STATE / "limits-before.json"
 
 
 def require_root() -> None:
-    """Raise LabError with the command to type unless we are root: namespaces, mounts and bridges need it."""
+    """Raise LabError with the command to run, unless root: namespaces, mounts and bridges need it."""
     if os.geteuid() != 0:
         ours = own_command() if sys.argv[0].endswith(".py") else [_full(sys.argv[0])]
         raise LabError(
             "the lab boots real nodes, which needs root", shlex.join(["sudo", *ours, *sys.argv[1:]])
         )
-    os.umask(0o022)  # what we write for nodes must be readable there, whatever the caller's habit
+    os.umask(0o022)  # files for nodes must be readable there, whatever the caller's umask
 
 
 def _full(program: str) -> str:
-    """The program's full path: sudo's own PATH lacks virtual environments."""
+    """Return the program's full path, since sudo's PATH lacks virtual environments."""
     return shutil.which(program) or program
 
 
 def missing_packages(*, rpms: bool = False) -> list[str]:
-    """Debian packages that this host lacks for a lab, sorted. `rpms`: some of its nodes take rpms."""
+    """Return the Debian packages that this host lacks for a lab, sorted. `rpms`: some nodes use rpms."""
     programs = {**PROGRAMS, **(RPM_PROGRAMS if rpms else {})}
     missing = {package for program, package in programs.items() if shutil.which(program, path=PATH) is None}
     if not KEYRING.exists():
@@ -68,7 +68,7 @@ def missing_packages(*, rpms: bool = False) -> list[str]:
 
 
 def install_missing(say: Callable[[str], None], *, rpms: bool = False) -> None:
-    """Install what is missing with apt-get; raises LabError that names the packages where that cannot be."""
+    """Install missing packages with apt-get. Raises LabError that names them if that is impossible."""
     missing = missing_packages(rpms=rpms)
     if not missing:
         return
@@ -89,7 +89,7 @@ def install_missing(say: Callable[[str], None], *, rpms: bool = False) -> None:
             fix=fix,
         )
     if "apt-cacher-ng" in missing and Path("/run/systemd/system").is_dir():
-        # Its package enables a cache open to the network; the lab starts its own, on the loopback address.
+        # Its package enables a cache open to the network; the lab starts a private one on loopback.
         call("systemctl", "disable", "--now", "apt-cacher-ng.service")
     if missing := missing_packages(rpms=rpms):
         raise LabError(f"still missing after the installation: {' '.join(missing)}", fix)
@@ -97,7 +97,7 @@ def install_missing(say: Callable[[str], None], *, rpms: bool = False) -> None:
 
 @contextlib.contextmanager
 def _services_stay_down() -> Iterator[None]:
-    """Keep package scripts from starting services, by Debian's mechanism; a policy that is there stays."""
+    """Keep package scripts from starting services, by Debian's mechanism; an existing policy stays."""
     if POLICY.exists():
         yield
         return
@@ -110,7 +110,7 @@ def _services_stay_down() -> Iterator[None]:
 
 
 def raise_limits() -> None:
-    """Raise the kernel limits that are too low, and remember what they were."""
+    """Raise the kernel limits that are too low, and save the previous values."""
     before: dict[str, int] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         before = json.loads(_LIMITS_BEFORE.read_text())
@@ -120,7 +120,7 @@ def raise_limits() -> None:
             before.setdefault(key, now)
     if before:
         make_root_only(STATE)
-        _LIMITS_BEFORE.write_text(json.dumps(before))  # first: a kill after the change must still find it
+        _LIMITS_BEFORE.write_text(json.dumps(before))  # saved first, for a kill right after the change
     for key in before:
         _limit(key).write_text(str(LIMITS[key]))
 
@@ -130,7 +130,7 @@ def _limit(key: str) -> Path:
 
 
 def restore_limits() -> None:
-    """Put back the kernel limits `raise_limits` changed; called when the last lab has gone."""
+    """Restore the kernel limits that `raise_limits` changed; called after the last lab is gone."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         for key, value in json.loads(_LIMITS_BEFORE.read_text()).items():
             _limit(key).write_text(str(value))

@@ -1,4 +1,4 @@
-"""Writes the inventory of a lab: an ordinary one, with nothing in it that only a lab could have."""
+"""Writes the inventory of a lab: an ordinary one, without anything that only a lab could have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_LINE = "# Written by `gpuprov lab up`"
 
 
 def render(lab: LabRecord, repository: Repository) -> str:
-    """The inventory as YAML: group `gpu_nodes`, the lab's repositories in place of NVIDIA's."""
+    """Render the inventory as YAML: group `gpu_nodes`, the lab's repositories in place of NVIDIA's."""
     import yaml
 
     options = {
@@ -36,7 +36,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
         "ansible_python_interpreter": "/usr/bin/python3",
         **{f"{start}_key_fingerprint": repository.fingerprints[name] for name, start in OFFERED.items()},
         **_locked_memory(),
-        "amd_validation_tools_rccl_tests_method": "package",  # which a site builds: AMD has none
+        "amd_validation_tools_rccl_tests_method": "package",  # AMD publishes no package; a site builds it
     }
     text: str = yaml.safe_dump(
         {"gpu_nodes": {"hosts": hosts, "vars": group}}, sort_keys=False, width=200, default_flow_style=False
@@ -50,7 +50,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the inventory to `path`; raises LabError rather than replace a file that somebody else wrote."""
+    """Write the inventory to `path`. Raises LabError rather than replace a file of another origin."""
     if path.exists() and not path.read_text(errors="replace").startswith(_FIRST_LINE):
         raise LabError(
             f"{path} exists and was not written by `gpuprov lab up`", "choose another --inventory PATH"
@@ -66,15 +66,15 @@ def write(path: Path, text: str) -> None:
 
 
 def _give_to_caller(path: Path) -> None:
-    """Under sudo the file belongs to whoever typed the command."""
+    """Give the file to the user who typed the command, if run under sudo."""
     user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     if os.geteuid() == 0 and user.isdigit() and group.isdigit():
         os.chown(path, int(user), int(group))
 
 
 def _locked_memory() -> dict[str, str]:
-    """How much memory nodes may lock, where this machine allows less than the role's default: a container
-    cannot have more than its host."""
+    """Return the memory lock limit for nodes if this machine allows less than the role's default.
+    A container cannot exceed its host's limit."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if hard == resource.RLIM_INFINITY or _may_raise_limits():
         return {}

@@ -15,7 +15,7 @@ from gpuprov_lab.trees import COMPONENTS, USER, USER_ID
 CACHE_PORT = 3142
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-# Not one of these does anything for a node, and each costs boot time or wakes up in the middle of a test.
+# Units of no use to a node, which cost boot time or wake up in the middle of a test.
 MASKED = (
     *("getty.target", "console-getty.service", "getty@tty1.service", "systemd-networkd-wait-online.service"),
     *(
@@ -33,7 +33,7 @@ MASKED = (
     ),
 )
 
-# As on the RHEL family; Debian's own says `best=False` and passes over repositories that do not answer.
+# As on the RHEL family; Debian's own has `best=False` and skips unreachable repositories.
 DNF_CONF = """\
 [main]
 gpgcheck=1
@@ -51,8 +51,8 @@ gpgcheck=1
 gpgkey={key}
 """
 
-# nspawn mounts /proc last, so nothing can be mounted over it from outside: the node does it, first thing.
-# What a machine with RDMA cards has beyond its GPUs follows (silicon/mounts.py).
+# nspawn mounts /proc last, so nothing can be mounted over it from outside; the node does it first thing.
+# Surfaces that a machine has beyond its GPUs, for RDMA cards, follow (silicon/mounts.py).
 SURFACES_UNIT = """\
 [Unit]
 Description=Kernel surfaces of the simulated hardware
@@ -107,12 +107,12 @@ exec awk 'BEGIN { printf "%-23s %7s  %s\\n", "Module", "Size", "Used by" }
 
 
 def launcher(tool: str) -> str:
-    """A shell script that runs one simulated tool, whatever the caller's environment."""
+    """Return a shell script that runs one simulated tool, whatever the caller's environment."""
     return f'#!/bin/sh\nexec /usr/bin/python3 -I -S /usr/lib/silicon/run.py {tool} "$@"\n'
 
 
 def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str, tuple[str, int]]:
-    """Path on the node -> (content, mode) of every file of the layer."""
+    """Return path on the node -> (content, mode) of every file of the layer."""
     modules = f"usr/lib/modules/{os.uname().release}"
     units = "etc/systemd/system"
     system = RELEASES[release]
@@ -129,7 +129,7 @@ def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str,
         "etc/ssh/sshd_config.d/10-lab.conf": (SSHD, 0o644),
         f"etc/sudoers.d/{USER}": (f"{USER} ALL=(ALL) NOPASSWD: ALL\n", 0o440),
         f"home/{USER}/.ssh/authorized_keys": (public_key, 0o600),
-        # depmod and modinfo expect these beside the modules; the host's own folder is not the node's.
+        # depmod and modinfo expect these next to the modules, and the host's folder is not visible.
         f"{modules}/modules.order": ("", 0o644),
         f"{modules}/modules.builtin": ("", 0o644),
         f"{modules}/modules.builtin.modinfo": ("", 0o644),
@@ -137,7 +137,7 @@ def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str,
 
 
 def _package_manager(release: str, bridge_address: str) -> dict[str, str]:
-    """Where the package manager gets the distribution's own packages."""
+    """Return the package manager's configuration of sources for the distribution's own packages."""
     system = RELEASES[release]
     if not system.dnf:
         mirror = f"http://{bridge_address}:{CACHE_PORT}/debian"
@@ -156,7 +156,7 @@ def _package_manager(release: str, bridge_address: str) -> dict[str, str]:
 
 
 def layer_links() -> dict[str, str]:
-    """Path on the node -> what the symbolic link there points to."""
+    """Return path on the node -> target of the symbolic link there."""
     units = "etc/systemd/system"
     links = {f"{units}/{name}": "/dev/null" for name in MASKED}
     links[f"{units}/sysinit.target.wants/silicon-surfaces.service"] = "../silicon-surfaces.service"
@@ -165,7 +165,8 @@ def layer_links() -> dict[str, str]:
 
 
 def ensure_layer(place: LabPlace, release: str, bridge_address: str, public_key: str) -> Path:
-    """Write the layer unless it is there; one in use is never changed: other content, other folder."""
+    """Write the layer if missing; new content gets a new folder, as a layer in use must not change.
+"""
     files, links = layer_files(release, bridge_address, public_key), layer_links()
     digest = hashlib.sha256(repr((files, links)).encode()).hexdigest()[:8]
     layer = place.folder / f"layer-{release}-{digest}"
@@ -194,7 +195,7 @@ def write_file(root: Path, name: str, content: str, mode: int = 0o644) -> None:
 
 
 def make_folders(root: Path, name: Path) -> None:
-    """Make `root`/`name` and what is above it, 0755: an overlay's top folder hides the modes below it."""
+    """Make `root`/`name` and its parents, 0755: an overlay's top folder hides the modes of lower layers."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
     for part in [*reversed(name.parents), name]:

@@ -1,8 +1,8 @@
-"""Search for what a lab left on this host; it reads the host, because the lab's own records may be lost or
-wrong.
+"""Search for a lab's leftovers on this host.
 
-Names carry the lab (namespaces, bridges' aliases), processes carry its folder in their arguments, and what
-runs on a node is in the node's network namespace.
+The search inspects the host, since the lab's own records may be lost or wrong. Names carry the lab
+(namespaces, bridges' aliases), processes carry its folder in their arguments, and a node's processes are in
+its network namespace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from provision.errors import LabError
 
 _PROPAGATE = [Path("/run/systemd/nspawn/propagate"), Path("/run/systemd/nspawn/unix-export")]
 _OURS = ("supervisor.py", "server.py")
-_FOLDERS = ("gpuprov_lab", "lab")  # of these programs; `lab` where the lab was a part of gpuprov
+_FOLDERS = ("gpuprov_lab", "lab")  # of these programs; `lab` from when the lab was a part of gpuprov
 
 
 def lab_process_kind(arguments: list[str], lab_folder: Path) -> str | None:
-    """Which of the lab's own programs a command line is: `supervisor`, `server`, `nspawn`, or None.
+    """Return which of the lab's programs a command line is: `supervisor`, `server`, `nspawn`, or None.
 
-    A shell, an editor or an ssh that merely mentions the folder is nobody's leftover.
+    A shell, an editor or an ssh that merely mentions the folder is not a leftover.
     """
     inside = f"{lab_folder}/"
     if any(word.startswith(f"--directory={inside}") for word in arguments):
@@ -37,7 +37,7 @@ def lab_process_kind(arguments: list[str], lab_folder: Path) -> str | None:
 
 
 def processes(lab: str) -> dict[int, str]:
-    """pid -> kind of the lab's processes on the host; what runs on nodes is not listed."""
+    """Return pid -> kind of the lab's processes on the host, without those on nodes."""
     found = {}
     for pid, arguments in process.command_lines():
         kind = lab_process_kind(arguments, LabPlace(lab).folder)
@@ -47,7 +47,7 @@ def processes(lab: str) -> dict[int, str]:
 
 
 def find(lab: str) -> list[str]:
-    """Everything of `lab` that is on this host now, one line each; empty after `lab down`."""
+    """List everything of `lab` that is on this host now, one line each; empty after `lab down`."""
     place = LabPlace(lab)
     spaces = network.namespaces(place.namespace_prefix)
     found = [f"process {pid} ({kind})" for pid, kind in sorted(processes(lab).items())]
@@ -61,7 +61,7 @@ def find(lab: str) -> list[str]:
 
 
 def labs_seen() -> list[str]:
-    """Names of labs that have anything on this host, whether or not they have a folder."""
+    """Return the names of labs with any traces on this host, whether or not they have a folder."""
     names = {path.name for path in STATE.iterdir() if path.is_dir()} if STATE.is_dir() else set()
     names |= {space.split(".")[1] for space in network.namespaces(f"{PREFIX}.") if space.count(".") == 2}
     names |= set(network.bridge_labs())
@@ -69,10 +69,10 @@ def labs_seen() -> list[str]:
 
 
 def remove(lab: str) -> None:
-    """Remove everything of `lab` from this host: nodes shut down in order, then what is left by force.
+    """Remove everything of `lab` from this host: an orderly shutdown of nodes, then the rest by force.
 
-    Works from any state, also after a controller that was killed, and when there is nothing to remove. Raises
-    LabError, with what is left, when something cannot be removed.
+    Works from any state, also after a killed controller, and when nothing is left. Raises LabError that names
+    the remains when something cannot be removed.
     """
     place = LabPlace(lab)
     ours = processes(lab)
@@ -100,7 +100,7 @@ def remove(lab: str) -> None:
 
 
 def _machine_folders(lab: str) -> list[Path]:
-    """What systemd-nspawn leaves under /run for each machine it ran."""
+    """Return the folders that systemd-nspawn leaves under /run for each machine."""
     return [
         path
         for folder in _PROPAGATE

@@ -1,7 +1,8 @@
-"""Caching proxy for Debian's own packages: one for all labs, fed from the mirror that this host uses.
+"""Caching proxy for Debian packages: one for all labs, fed from the mirror that this host uses.
 
-The cache listens on the loopback address; each lab's server (server.py) hands connections of its nodes on to
-it. So nodes need no route, no name service and no knowledge of the mirror; each package is downloaded once.
+The cache listens on the loopback address; each lab's server (server.py) forwards its nodes' connections to
+it. So nodes need no route, no name service and no knowledge of the mirror, and each package is downloaded
+once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ONE_LINE = re.compile(r"^deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)\s+(.+)$", re.MUL
 
 
 def debian_mirror() -> str | None:
-    """The Debian mirror to use: $GPUPROV_LAB_MIRROR, else the one in this host's apt sources, else None."""
+    """Return the Debian mirror: $GPUPROV_LAB_MIRROR, else the one in this host's apt sources, else None."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if urlsplit(chosen).scheme not in {"http", "https"} or not urlsplit(chosen).hostname:
@@ -42,7 +43,7 @@ def debian_mirror() -> str | None:
 
 
 def sources_texts(apt: Path) -> Iterator[str]:
-    """The contents of all apt source files under `apt`, in apt's order."""
+    """Yield the contents of all apt source files under `apt`, in apt's order."""
     files = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
     for file in files:
         if file.is_file() and file.suffix in {".list", ".sources"}:
@@ -50,7 +51,7 @@ def sources_texts(apt: Path) -> Iterator[str]:
 
 
 def mirrors_in(texts: Iterator[str]) -> Iterator[str]:
-    """The Debian mirrors named in apt sources, either format; other vendors' repositories are passed over."""
+    """Yield the Debian mirrors named in apt sources of either format; other repositories are skipped."""
     for text in texts:
         active = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
         entries = [(uri, suite, parts) for uri, suite, parts in _ONE_LINE.findall(active)]
@@ -71,7 +72,7 @@ def mirrors_in(texts: Iterator[str]) -> Iterator[str]:
 
 
 def ensure_cache(mirror: str) -> int:
-    """Start the cache in front of `mirror` unless it runs already; returns its port on 127.0.0.1."""
+    """Start the cache in front of `mirror` unless it is running; returns its port on 127.0.0.1."""
     with waiting_lock(CACHE / "apt-cacher.lock"):
         _FOLDER.mkdir(parents=True, exist_ok=True)
         configuration = _FOLDER / "conf" / "acng.conf"
@@ -93,7 +94,7 @@ def ensure_cache(mirror: str) -> int:
 
 
 def stop_cache() -> None:
-    """Stop the cache; what it downloaded stays."""
+    """Stop the cache; its downloads stay."""
     process.stop(_PIDFILE)
     PORT_FILE.unlink(missing_ok=True)
 
@@ -118,7 +119,8 @@ def _configuration(mirror: str, port: int) -> str:
 
 
 def _free_port() -> int:
-    """A free loopback port; apt-cacher-ng takes none above 32767, where the kernel's own choice begins."""
+    """Return a free loopback port; apt-cacher-ng only accepts ports up to 32767.
+"""
     for port in range(23142, 23342):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -127,7 +129,7 @@ def _free_port() -> int:
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether anybody accepts connections there."""
+    """Whether a program accepts connections there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((address, port)) == 0

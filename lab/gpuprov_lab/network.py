@@ -25,17 +25,17 @@ def bridge_address(octet: int) -> str:
 
 
 def node_address(octet: int, index: int) -> str:
-    """The address of the `index`-th node, counted from 1: 10.N.1.1, 10.N.1.2, …"""
+    """Return the address of the `index`-th node, counted from 1: 10.N.1.1, 10.N.1.2, …"""
     return f"10.{octet}.{1 + (index - 1) // 250}.{1 + (index - 1) % 250}"
 
 
 def host_side(octet: int, index: int) -> str:
-    """The bridge's end of a node's cable (an interface name has at most 15 characters)."""
+    """Return the interface at the bridge's end of a node's cable (at most 15 characters)."""
     return f"gl{octet}n{index}"
 
 
 def free_octet(taken: Iterable[int]) -> int:
-    """The first N whose 10.N.0.0/16 neither another lab nor a route of this host uses; raises LabError."""
+    """Return the first N whose 10.N.0.0/16 is used by no other lab and no route. Raises LabError."""
     routes = [
         r["dst"] for r in json.loads(call("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
     ]
@@ -55,12 +55,12 @@ def _overlaps(ours: ipaddress.IPv4Network, route: str) -> bool:
         there = ipaddress.ip_network(route, strict=False)
     except ValueError:  # "default"
         return False
-    # Our longer prefix wins over a default route, or a route for all of 10.0.0.0/8.
+    # The lab's longer prefix wins over a default route, or a route for all of 10.0.0.0/8.
     return isinstance(there, ipaddress.IPv4Network) and there.prefixlen > 8 and ours.overlaps(there)
 
 
 def ensure_bridge(octet: int, lab: str) -> None:
-    """The lab's bridge with its address, up; its alias names the lab, should the lab's record be lost."""
+    """Create the lab's bridge with its address; its alias names the lab, in case the lab's record is lost."""
     name = bridge_name(octet)
     if not (Path("/sys/class/net") / name).exists():
         call("ip", "link", "add", name, "type", "bridge")
@@ -72,7 +72,7 @@ def ensure_bridge(octet: int, lab: str) -> None:
 
 
 def ensure_namespace(namespace: str, octet: int, index: int) -> None:
-    """A node's network namespace with its address on `host0`, plugged into the bridge."""
+    """Create a node's network namespace with its address on `host0`, connected to the bridge."""
     outside = host_side(octet, index)
     if (NAMESPACES / namespace).exists() and (Path("/sys/class/net") / outside).exists():
         plug(octet, index, True)
@@ -95,30 +95,30 @@ def plug(octet: int, index: int, connected: bool) -> None:
 
 
 def namespaces(prefix: str) -> list[str]:
-    """Network namespaces of this host whose name starts with `prefix`."""
+    """List network namespaces of this host whose name starts with `prefix`."""
     if not NAMESPACES.is_dir():
         return []
     return sorted(path.name for path in NAMESPACES.iterdir() if path.name.startswith(prefix))
 
 
 def namespace_pids(namespace: str) -> list[int]:
-    """Processes that live in a network namespace (all of a node's)."""
+    """List the processes in a network namespace (all of a node's)."""
     return [int(pid) for pid in attempt("ip", "netns", "pids", namespace).stdout.split()]
 
 
 def remove_namespace(namespace: str) -> None:
-    """Remove a namespace and with it both ends of its cable; nothing when it is not there."""
+    """Remove a namespace with both ends of its cable; a no-op if it is missing."""
     if (NAMESPACES / namespace).exists():
         call("ip", "netns", "delete", namespace)
 
 
 def bridges(lab: str) -> list[str]:
-    """Bridges made for `lab`, known by their alias."""
+    """List the bridges made for `lab`, recognised by their alias."""
     return sorted(name for name, owner in _bridge_owners().items() if owner == lab)
 
 
 def bridge_labs() -> list[str]:
-    """Labs that have a bridge on this host."""
+    """List the labs that have a bridge on this host."""
     return sorted(set(_bridge_owners().values()))
 
 

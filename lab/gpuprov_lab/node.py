@@ -1,4 +1,4 @@
-"""One lab node: its disk, its boot, its power, and how to reach it."""
+"""One lab node: its disk, its boot, its power, and access to it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 BOOT_SECONDS = 120
 # A container runtime writes below /proc/sys, and makes system calls that no other service needs.
 CONTAINER_ENVIRONMENT = ("SYSTEMD_NSPAWN_API_VFS_WRITABLE=1", "SYSTEMD_SECCOMP=0")
-# They keep images as overlays, which cannot lie on the overlay that is a node's disk.
+# Container runtimes keep images as overlays, which cannot lie on the overlay that is a node's disk.
 CONTAINER_FOLDERS = ("docker", "containers", "containerd")
 
 
 def prepare(lab: LabRecord, node: NodeRecord, image: Sequence[Path] = ()) -> None:
-    """Make the node's empty disk, identity and simulated silicon unless it has them.
+    """Create the node's empty disk, identity and simulated silicon unless it has them.
 
-    `image`: what nodes of the same kind have written, the newest first (NodePlace.disk of nodes that stay off
-    as long as this one lives). The node begins with it in place of the bare release.
+    `image`: disks of nodes of the same kind (NodePlace.disk), newest first, as the initial content in place
+    of the bare release; those nodes have to stay off as long as this one exists.
     """
     place = lab.node_place(node)
     if (place.folder / "prepared").exists():
@@ -54,7 +54,7 @@ def prepare(lab: LabRecord, node: NodeRecord, image: Sequence[Path] = ()) -> Non
 
 
 def power_on(lab: LabRecord, node: NodeRecord, layer: Path, tree: Path) -> bool:
-    """Start the node's supervisor unless it runs; True when it was started. Does not wait for the boot."""
+    """Start the node's supervisor unless it runs; True if it was started. Does not wait for the boot."""
     place = lab.node_place(node)
     if process.running(place.pidfile):
         return False
@@ -76,7 +76,7 @@ def power_on(lab: LabRecord, node: NodeRecord, layer: Path, tree: Path) -> bool:
     )
     with place.boot_log.open("a") as log:
         log.write(f"--- power on {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    # The node's mounts exist in here alone; "slave": network namespaces deleted later disappear here, too.
+    # The node's mounts exist in this namespace only; "slave" propagates deleted network namespaces to it.
     apart = ["unshare", "--mount", "--propagation", "slave"]
     process.start(
         [*apart, sys.executable, "-I", str(SUPERVISOR), str(place.folder)], place.pidfile, place.boot_log
@@ -85,15 +85,16 @@ def power_on(lab: LabRecord, node: NodeRecord, layer: Path, tree: Path) -> bool:
 
 
 def power_off(lab: LabRecord, node: NodeRecord) -> None:
-    """Shut the node down and pull its cable; its disk stays as it is."""
+    """Shut the node down and pull its cable; its disk stays as is."""
     process.stop(lab.node_place(node).pidfile, grace=25)
     network.plug(lab.octet, node.index, False)
 
 
 def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
-    """The command that boots the node in its namespace, the simulated silicon where tools look for it."""
+    """Return the command that boots the node in its namespace with its simulated silicon.
+"""
     place = lab.node_place(node)
-    # nspawn reads cgroup v1 hosts' layout for the node as well unless told; Debian 13's systemd needs v2.
+    # nspawn gives the node a cgroup v1 host's layout by default; Debian 13's systemd needs v2.
     unified = ["env", "UNIFIED_CGROUP_HIERARCHY=1", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1"]
     return [
         *unified,
@@ -111,7 +112,7 @@ def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
 
 
 def _for_containers(place: NodePlace) -> list[str]:
-    """What a container runtime needs beyond a service: every capability, and disks that are no overlay."""
+    """Return the extra options for container runtimes: all capabilities, and disks that are not overlays."""
     folders = {f"/var/lib/{name}": place.folder / "volumes" / name for name in CONTAINER_FOLDERS}
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,13 +120,13 @@ def _for_containers(place: NodePlace) -> list[str]:
 
 
 def host_key_line(lab: LabRecord, node: NodeRecord) -> str:
-    """The node's line for known_hosts, from its own disk: no key is believed because it came first."""
+    """Return the node's line for known_hosts, read from its disk, so that no key is trusted on first use."""
     key = (lab.node_place(node).disk / f"{HOST_KEY}.pub").read_text().split()
     return f"{lab.address(node)},{node.name} {key[0]} {key[1]}\n"
 
 
 def ssh(lab: LabRecord, node: NodeRecord, command: Sequence[str] = (), quiet: bool = True) -> list[str]:
-    """The ssh command line that runs `command` on the node; a login shell without one."""
+    """Return the ssh command line that runs `command` on the node, or a login shell without one."""
     options = {
         "UserKnownHostsFile": str(lab.place.known_hosts),
         "StrictHostKeyChecking": "yes",
@@ -143,7 +144,7 @@ def ssh(lab: LabRecord, node: NodeRecord, command: Sequence[str] = (), quiet: bo
 
 
 def answers(address: str, seconds: float = 0.3) -> bool:
-    """Whether an SSH server greets us at `address`."""
+    """Whether an SSH server answers at `address`."""
     try:
         with socket.create_connection((address, 22), timeout=seconds) as connection:
             connection.settimeout(2)
@@ -155,9 +156,9 @@ def answers(address: str, seconds: float = 0.3) -> bool:
 def wait_ready(
     lab: LabRecord, node: NodeRecord, give_up: threading.Event | None = None, seconds: float = BOOT_SECONDS
 ) -> str:
-    """Wait until the node has booted and lets us in; returns what its systemd says (`running`, `degraded`).
+    """Wait until the node has booted and accepts logins; returns systemd's state (`running`, `degraded`).
 
-    Raises LabError naming the boot log when that takes longer than `seconds`, or when the node died.
+    Raises LabError that names the boot log if it takes longer than `seconds`, or if the node died.
     """
     place, address = lab.node_place(node), lab.address(node)
     deadline = time.monotonic() + seconds
@@ -173,12 +174,12 @@ def wait_ready(
         if done.stdout.strip() in {"running", "degraded"}:
             return done.stdout.strip()
         said = f"{done.stderr.strip()} {done.stdout.strip()}".strip() or f"ssh ended with {done.returncode}"
-        time.sleep(0.2)  # until pam_nologin lets users in, or systemd has started enough to be asked
+        time.sleep(0.2)  # until pam_nologin admits users, or systemd can report its state
     raise LabError(f"{node.name} was not ready within {seconds:.0f} s: {said}", f"see {place.boot_log}")
 
 
 def boot_log_tail(place: NodePlace) -> str:
-    """The last lines of the node's console, or that there are none."""
+    """Return the last lines of the node's console, or a note that there are none."""
     try:
         lines = place.boot_log.read_text(errors="replace").strip().splitlines()
     except FileNotFoundError:
@@ -187,7 +188,7 @@ def boot_log_tail(place: NodePlace) -> str:
 
 
 def remote_text(words: Sequence[str]) -> str:
-    """`words` as one text for the node's shell: one word is taken as shell, several are quoted."""
+    """Join `words` for the node's shell: a single word is shell code, several words are quoted."""
     return words[0] if len(words) == 1 else shlex.join(words)
 
 

@@ -1,6 +1,6 @@
 """Builds a libnvidia-ml.so.1 that answers from a table of values.
 
-nvml_library.c reads the table; this module writes a function for each one of NVIDIA's header nvml.h."""
+nvml_library.c reads the table; this module generates a function for each one in NVIDIA's header nvml.h."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Function:
 
 
 def read_header(text: str) -> tuple[list[Function], dict[str, list[tuple[str, str, str]]]]:
-    """The functions of nvml.h, and its structs as their fields (type, name, dimensions).
+    """Parse the functions of nvml.h, and its structs as their fields (type, name, dimensions).
 
-    A struct with another one written inside has no fields: nothing here needs one."""
+    A struct with a nested definition gets no fields, since none of those is needed here."""
     text = _COMMENT.sub("", text)
     functions = []
     for name, parameters in _FUNCTION.findall(text):
@@ -57,7 +57,7 @@ def read_header(text: str) -> tuple[list[Function], dict[str, list[tuple[str, st
 
 
 class _Source:
-    """The C text: a description for each struct, and the functions."""
+    """The C source: a description for each struct, and the functions."""
 
     def __init__(self, structs: dict[str, list[tuple[str, str, str]]]) -> None:
         self.structs = structs
@@ -65,7 +65,7 @@ class _Source:
         self.lines: list[str] = []
 
     def type_of(self, name: str, *, array: bool = False) -> str:
-        """The address, in C, of the description of a type; written before its first use."""
+        """Return the address, in C, of the description of a type, which is emitted before its first use."""
         kind, key = "INTEGER", name
         if name == "char" and array:
             kind, key = "TEXT", "text"
@@ -95,12 +95,12 @@ class _Source:
         return "&" + self.described[key]
 
     def _of_no_key(self, kind: str) -> bool:
-        """A value that no key has: a whole struct, or a handle that this library never gives out."""
+        """Whether a type cannot be in a key: a whole struct, or a handle that is never returned."""
         opaque = ("Instance_t", "Unit_t", "EventSet_t", "Sample_t")
         return kind in self.structs or (kind.startswith("nvml") and kind.endswith(opaque))
 
     def function(self, function: Function) -> None:
-        """One function: its arguments make the key, its pointers take the outputs."""
+        """Emit one function: its arguments form the key, its pointers receive the outputs."""
         arguments, outputs = [], []
         names = [name for _, name in function.parameters]
         for index, (kind, name) in enumerate(function.parameters):
@@ -130,12 +130,12 @@ class _Source:
 
 
 def _is_text(function: Function, index: int) -> bool:
-    """Whether a parameter is the room of the text before it."""
+    """Whether a parameter is the buffer size of the text before it."""
     return index > 0 and "*" in function.parameters[index - 1][0]
 
 
 def source(header: str) -> str:
-    """The C text of the library for a header."""
+    """Generate the library's C source for a header."""
     functions, structs = read_header(header)
     made = _Source(structs)
     for function in functions:
@@ -168,7 +168,7 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 """
 
 
-# Each has its name behind it, in 4,096 bytes.
+# Each process entry is followed by its name, in 4,096 bytes.
 _PROCESSES = """
 static nvmlReturn_t processes(void *device, unsigned *count, char *infos) {
     nvmlProcessDetail_v1_t found[DEVICES] = {0};
@@ -188,14 +188,14 @@ static nvmlReturn_t processes(void *device, unsigned *count, char *infos) {
 
 
 def built(header: Path, cache: Path) -> Path:
-    """The folder below `cache` with the library for a header, compiled if missing. Raises LabError."""
+    """Return the folder below `cache` with the library for a header, compiled if missing. Raises LabError."""
     text = source(header.read_text())
     folder = cache / f"nvml-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     with waiting_lock(cache / "nvml.lock"):
         if not (folder / NAME).exists():
             folder.mkdir(exist_ok=True)
             (folder / "library.c").write_text(text)
-            # gnu17: a library of a newer C needs the newest glibc, which not all nodes have.
+            # gnu17: a library of a newer C standard needs the newest glibc, which not all nodes have.
             options = ["-std=gnu17", "-O1", "-w", "-shared", "-fPIC", f"-I{header.parent}"]
             call("gcc", *options, "-o", folder / "new", folder / "library.c", timeout=120)
             (folder / "new").rename(folder / NAME)

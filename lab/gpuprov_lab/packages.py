@@ -1,23 +1,23 @@
-"""Reads fixtures/*.yml: which fixture packages there are, in which versions, with which files.
+"""Reads fixtures/*.yml, which describe the fixture packages with their versions and files.
 
 They have the names, versions, dependencies and file layout of NVIDIA's own repository for Debian (of AMD's
 repositories, and of a site's repository of validation tools), so that the roles take their production path.
-Library files are tiny ELF objects, tools run the simulated ones.
+Library files are tiny ELF objects; tools are launchers of the simulated ones.
 
 - name: nvidia-utils                 # placeholders are usable in every text: {version} 1:580.95.05-1,
   versions: ["580.95.05-1"]          # {upstream} 580.95.05, {branch} 580, {kernel_release} (uname -r), {name}
   repository: cuda                   # cuda, toolkit, tools, doca, or one of AMD's: rocm/7.2.3
-  distributions: [debian]            # debian, ubuntu; both unless said
+  distributions: [debian]            # debian, ubuntu; default: both
   architecture: amd64                # or all
   depends: ["libnvidia-ml1 (= {version})"]      # and the other relations: recommends, conflicts, provides…
   description: NVIDIA utilities
   files:
-    /usr/bin/nvidia-smi: {launcher: nvidia-smi}             # runs the simulated tool of that name
+    /usr/bin/nvidia-smi: {launcher: nvidia-smi}             # launches the simulated tool of that name
     /etc/x.conf: {content: "text", mode: "0644"}
     /usr/lib/libx.so.1: {link: libx.so.{upstream}}
     /usr/lib/libx.so.{upstream}: {elf: true, soname: libx.so.1}
     /lib/modules/{kernel_release}/updates/dkms/nvidia.ko: {kernel_module: nvidia, flavour: open, depends: []}
-                                                            # and version, where it is not the package's
+                                                            # and version, if it differs from the package's
   conffiles: [/etc/x.conf]
   scripts: {postinst: "#!/bin/sh\\nexit 0\\n"}   # also preinst, prerm, postrm
 """
@@ -33,7 +33,7 @@ from gpuprov_lab.debfile import Deb, PackedFile
 from gpuprov_lab.elf import LICENSES, kernel_module, shared_library
 from provision.errors import LabError
 
-# AMD has one for each release.
+# AMD has a repository for each release.
 AMD = ("amdgpu/6.4.4", "amdgpu/30.20.1", "amdgpu/30.30.3", "rocm/6.4.4", "rocm/7.2.3", "graphics/7.2.3",
        "amd-container-toolkit")  # fmt: skip
 REPOSITORIES = ("cuda", "toolkit", "tools", "doca", *AMD)
@@ -67,16 +67,16 @@ _VERSION = re.compile(r"(\d+:)?[0-9][A-Za-z0-9.+~-]*\Z")
 
 
 def upstream(version: str) -> str:
-    """A Debian version without epoch and revision: `1:580.95.05-1~deb13` → `580.95.05`."""
+    """Return a Debian version without epoch and revision: `1:580.95.05-1~deb13` → `580.95.05`."""
     without_epoch = version.partition(":")[2] or version
     return without_epoch.rpartition("-")[0] or without_epoch
 
 
 def read_packages(path: Path, kernel: str, distribution: str = "debian") -> dict[str, list[Deb]]:
-    """The packages of `path` (a folder of fixtures, or one file) for `distribution`, by repository;
-    `kernel` is the release their modules are for.
+    """Read the packages of `path` (a folder of fixtures, or one file) for `distribution`, by repository.
 
-    Raises LabError that names the file, the entry and the key.
+    `kernel`: the release that their modules are for. Raises LabError that names the file, the entry and the
+    key.
     """
     files = fixture_files(path)
     if not files:
@@ -98,12 +98,12 @@ def read_packages(path: Path, kernel: str, distribution: str = "debian") -> dict
 
 
 def fixture_files(path: Path) -> list[Path]:
-    """The files that describe packages: those of a folder, or one file."""
+    """Return the files that describe packages: those of a folder, or one file."""
     return sorted(path.glob("*.yml")) if path.is_dir() else [path] if path.exists() else []
 
 
 def entries(files: list[Path]) -> Iterator[tuple[Any, str]]:
-    """Every package described, and where."""
+    """Yield every described package with its location."""
     import yaml
 
     for path in files:
@@ -179,7 +179,7 @@ def _package(entry: Mapping[str, Any], version: str, kernel: str, where: str) ->
 
 
 def packed_file(spec: Any, path: str, words: Mapping[str, str], where: str) -> PackedFile:
-    """One file of a package as its fixture describes it, `words` in place of the placeholders."""
+    """Build one file of a package from its fixture, with `words` in place of the placeholders."""
 
     def fill(text: object) -> str:
         return PLACEHOLDER.sub(lambda match: words[match[1]], str(text))

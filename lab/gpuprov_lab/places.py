@@ -12,12 +12,12 @@ LOCKS = Path("/run/gpuprov-lab")
 SILICON = Path(__file__).resolve().with_name("silicon")
 PACKAGES = Path(__file__).resolve().with_name("fixtures")
 
-# Every network namespace of every lab is called PREFIX.<lab>.<node>: so leftovers are recognised.
+# Every network namespace of every lab is called PREFIX.<lab>.<node>, which identifies leftovers.
 PREFIX = "gpuprov"
 
 
 def make_root_only(folder: Path) -> Path:
-    """`folder`, made if needed, closed to everybody but root (it holds a private key)."""
+    """Create `folder` if needed and close it to everyone but root, since it holds a private key."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o700)  # noqa: PTH101 - mkdir's mode is masked by umask
     return folder
@@ -36,12 +36,12 @@ class NodePlace:
 
     @property
     def disk(self) -> Path:
-        """What the node wrote: the upper directory of its overlay."""
+        """The node's own files: the upper directory of its overlay."""
         return self.folder / "disk"
 
     @property
     def image(self) -> Path:
-        """Says which other disks lie below this one, newest first: see node.prepare."""
+        """The list of further disks below this one, newest first: see node.prepare."""
         return self.folder / "image.json"
 
     @property
@@ -54,7 +54,7 @@ class NodePlace:
 
     @property
     def boot_plan(self) -> Path:
-        """What the supervisor reads: see supervisor.py."""
+        """The supervisor's input: see supervisor.py."""
         return self.folder / "boot.json"
 
     @property
@@ -63,7 +63,7 @@ class NodePlace:
 
     @property
     def namespace(self) -> str:
-        """The node's network namespace; systemd-nspawn's name for it is the same."""
+        """The node's network namespace, which is also systemd-nspawn's name for the node."""
         return f"{PREFIX}.{self.lab}.{self.name}"
 
 
@@ -91,7 +91,7 @@ class LabPlace:
 
     @property
     def www(self) -> Path:
-        """A link to the fixture repository this lab serves."""
+        """A link to the fixture repository that this lab serves."""
         return self.folder / "www"
 
     @property

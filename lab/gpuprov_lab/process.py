@@ -1,5 +1,5 @@
-"""Detached processes that outlive `lab up`, identified by pid *and* start time, and terminated before they
-are killed."""
+"""Detached processes that outlive `lab up`.
+They are identified by pid *and* start time, and terminated before they are killed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from gpuprov_lab.command import environment
 
 
 def started_at(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None when it is gone, or only a zombie."""
+    """Return when `pid` started, in clock ticks since boot; None if it has exited or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name in parentheses may hold anything
+    fields = text.rpartition(")")[2].split()  # the name in parentheses may contain anything
     return None if fields[0] in "ZX" else int(fields[19])
 
 
 def start(
     argv: Sequence[str | Path], pidfile: Path, log: Path, user: str | None = None, group: str | None = None
 ) -> int:
-    """Start `argv` in its own session, output appended to `log`, pid kept in `pidfile` and returned."""
+    """Start `argv` in a new session with its output appended to `log`; saves its pid in `pidfile` and returns it.
+"""
     with log.open("ab") as output:
         child = subprocess.Popen(
             [str(word) for word in argv],
@@ -48,12 +49,13 @@ def start(
     return child.pid
 
 
-# Kept so that a child that ended is reaped and not taken for a living one.
+# Kept so that a terminated child is reaped and does not count as running.
 _children: list[subprocess.Popen[bytes]] = []
 
 
 def running(pidfile: Path) -> int | None:
-    """The pid in `pidfile` if that very process still lives; a number that another one got does not count."""
+    """Return the pid in `pidfile` if that process still runs; a process that reuses the pid does not count.
+"""
     for child in _children:
         child.poll()
     try:
@@ -65,7 +67,7 @@ def running(pidfile: Path) -> int | None:
 
 
 def stop(pidfile: Path, grace: float = 20) -> bool:
-    """TERM the process of `pidfile`, wait up to `grace` seconds, then KILL; True when it went by itself."""
+    """Send TERM to the process of `pidfile`, KILL after `grace` seconds; True if TERM was enough."""
     pid = running(pidfile)
     polite = True
     if pid is not None:
@@ -75,7 +77,7 @@ def stop(pidfile: Path, grace: float = 20) -> bool:
 
 
 def stop_pids(pids: Sequence[int], grace: float) -> bool:
-    """TERM all of `pids`, wait up to `grace` seconds together, KILL the rest; True when none was left."""
+    """Send TERM to all of `pids`, KILL to the remaining ones after `grace` seconds; True if none remained."""
     known = {pid: started_at(pid) for pid in pids}
 
     def alive() -> list[int]:
@@ -93,7 +95,7 @@ def stop_pids(pids: Sequence[int], grace: float) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
-    """Ask `condition` until it is true; False when it still was not after `seconds`."""
+    """Poll `condition` until it is true; False if it is still false after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -103,7 +105,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, pause: float = 0.0
 
 
 def command_lines() -> Iterator[tuple[int, list[str]]]:
-    """pid and arguments of every process of this host, ourselves excepted."""
+    """Yield pid and arguments of every process of this host, except the current one."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):

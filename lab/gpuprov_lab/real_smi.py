@@ -1,6 +1,6 @@
-"""NVIDIA's own nvidia-smi on lab nodes: Debian's packages of it, and the library that stands below it.
+"""NVIDIA's own nvidia-smi on lab nodes: Debian's packages of it, and the library below it.
 
-What a node prints by it, and what not, is in silicon/nvidia_smi/real.py.
+silicon/nvidia_smi/real.py lists which calls on a node it answers, and which it does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuprov_lab import debian, nvml_library
 from provision.errors import LabError
 
-# Driver → Debian's package, its suite, and the folder of the program in it.
+# Driver → Debian's package, its suite, and the program's folder in it.
 _CURRENT = "usr/lib/nvidia/current"
 RELEASES = {
     "470.256.02": ("nvidia-tesla-470-smi", "bookworm", "usr/lib/nvidia/tesla-470"),
@@ -25,25 +25,25 @@ _FOLDER = "real"  # of a node's state
 
 
 def missing() -> str | None:
-    """Reason why this host cannot have the programs; None if it can."""
+    """Return why this host cannot have the programs; None if it can."""
     if platform.machine() != "x86_64":
         return f"Debian has it for x86_64, and this host is {platform.machine()}"
     return debian.missing() or (None if shutil.which("gcc") else "this host has no gcc")
 
 
 def library() -> Path:
-    """The folder of the library, for LD_LIBRARY_PATH; built where the cache has none. Raises LabError."""
+    """Return the library's folder for LD_LIBRARY_PATH, built if not cached. Raises LabError."""
     return nvml_library.built(debian.unpacked(*_HEADER) / "usr/include/nvml.h", debian.CACHE)
 
 
 def program(driver: str) -> Path:
-    """The program of a release, fetched where the cache has none. Raises LabError."""
+    """Return the program of a release, fetched if not cached. Raises LabError."""
     package, suite, folder = RELEASES[driver]
     return debian.unpacked(package, suite, "non-free") / folder / "nvidia-smi"
 
 
 def install(state: Path) -> str:
-    """Put the programs into a node's state; returns why it has none, or not all of them."""
+    """Copy the programs into a node's state; returns why any of them is missing, or ""."""
     folder, why = state / _FOLDER, missing()
     if why:
         return why
@@ -60,7 +60,7 @@ def install(state: Path) -> str:
 
 
 def printer(state: Path) -> str:
-    """Who prints nvidia-smi on a node now: `real`, or `simulated: ` and the reason."""
+    """Return who prints nvidia-smi on a node now: `real`, or `simulated: ` and the reason."""
     branches = [path.parent.name for path in sorted((state / _FOLDER).glob("*/nvidia-smi"))]
     try:
         version = (state / "proc_driver/nvidia/version").read_text()

@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """One node: what it is, and its number in the lab (from 1), which fixes its address."""
+    """One node: its properties, and its number in the lab (from 1), which determines its address."""
 
     name: str
     sku: str
@@ -37,7 +37,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class LabRecord:
-    """One lab: `octet` is the N of its network 10.N.0.0/16, `speed` how much faster its tools run."""
+    """One lab: `octet` is the N of its network 10.N.0.0/16, `speed` how many times faster its tools run."""
 
     name: str
     octet: int
@@ -61,7 +61,7 @@ class LabRecord:
         return self.place.node(node.name)
 
     def node(self, name: str) -> NodeRecord:
-        """The node called `name`; raises LabError that lists the names there are."""
+        """Return the node called `name`. Raises LabError that lists the existing names."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -69,7 +69,7 @@ class LabRecord:
         raise LabError(f"lab {self.name!r} has no node {name!r}", f"its nodes: {known}")
 
     def with_nodes(self, wanted: tuple[NodeSpec, ...]) -> LabRecord:
-        """This lab with the nodes of `wanted` it lacks; raises LabError when one is there, but different."""
+        """Return this lab with the missing nodes of `wanted`. Raises LabError if one exists but differs."""
         nodes = list(self.nodes)
         have = {node.name: node.spec for node in nodes}
         for spec in wanted:
@@ -83,7 +83,7 @@ class LabRecord:
         return replace(self, nodes=tuple(nodes))
 
     def save(self) -> None:
-        """Write the record; a kill in the middle leaves the old one."""
+        """Write the record atomically; a kill in the middle leaves the old one."""
         make_root_only(STATE)
         make_root_only(self.place.folder)
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"
@@ -96,7 +96,7 @@ class LabRecord:
 
 
 def load(name: str) -> LabRecord | None:
-    """The record of lab `name`; None when there is none; raises LabError when it cannot be read."""
+    """Load the record of lab `name`; None if it is missing. Raises LabError if it cannot be read."""
     path = LabPlace(name).record
     try:
         data: dict[str, Any] = json.loads(path.read_text())
@@ -110,7 +110,7 @@ def load(name: str) -> LabRecord | None:
 
 
 def existing(name: str) -> LabRecord:
-    """The record of lab `name`; raises LabError when there is none."""
+    """Load the record of lab `name`. Raises LabError if it is missing."""
     record = load(name)
     if record is None:
         others = ", ".join(lab_names()) or "none"
@@ -119,12 +119,12 @@ def existing(name: str) -> LabRecord:
 
 
 def lab_names() -> list[str]:
-    """All labs this machine has a folder for, also damaged ones."""
+    """List all labs that have a folder on this machine, including damaged ones."""
     return sorted(path.name for path in STATE.iterdir() if path.is_dir()) if STATE.is_dir() else []
 
 
 def octets() -> Iterator[int]:
-    """The networks that existing labs have."""
+    """Yield the networks of existing labs."""
     for name in lab_names():
         try:
             record = load(name)

@@ -1,8 +1,8 @@
-"""The operating systems of lab nodes: real Debian, or a Debian tree with the identity of another system.
+"""The operating systems of lab nodes: real Debian, or a Debian tree with another system's identity.
 
-Ubuntu's and the RHEL family's own packages are not on a Debian mirror. A node of such a release runs Debian's
-programs under that system's identity (os-release), package manager (apt, or Debian's dnf and rpm) and
-repositories; README.md beside this file says what such a node proves, and what it does not.
+The packages of Ubuntu and of the RHEL family are not on a Debian mirror. A node of such a release runs
+Debian's programs under that system's identity (os-release), package manager (apt, or Debian's dnf and rpm)
+and repositories; README.md next to this file explains what such a node proves, and what it does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Base:
-    """What a tree is bootstrapped from: a Debian suite, with apt or with dnf as its package manager."""
+    """The source of a tree: a Debian suite, with apt or with dnf as its package manager."""
 
     name: str
     suite: str
@@ -34,7 +34,7 @@ class Release:
 
     @property
     def real(self) -> bool:
-        """Whether the node is what it says it is."""
+        """Whether the node really is the system that it claims to be."""
         return not self.files
 
 
@@ -44,7 +44,7 @@ TRIXIE_DNF = Base("dnf-debian13", "trixie", dnf=True)
 
 
 def os_release(fields: Mapping[str, str]) -> str:
-    """`fields` as os-release(5) wants them."""
+    """Render `fields` in the format of os-release(5)."""
     return "".join(f'{key}="{value}"\n' for key, value in fields.items())
 
 

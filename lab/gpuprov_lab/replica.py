@@ -1,6 +1,6 @@
 """A simulated machine in a folder, for one tool at a time.
 
-Its tools run as `silicon/run.py TOOL …`, with the variables that `make` returns.
+Its tools run as `silicon/run.py TOOL …`, with the environment that `make` returns.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from gpuprov_lab.places import SILICON
 
 _MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 _SPEED = "2000"
-_MAKE = 60.0  # seconds for each step of it
+_MAKE = 60.0  # seconds for each step of making it
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _NCCL = "2.27.7"
 
 
 def make(folder: Path, sku: str, driver: str, rocm: str = "") -> Mapping[str, str]:
-    """A healthy machine with its driver loaded, AMD's where `rocm` is a version; returns the environment that
-    its tools need. Raises CalledProcessError with what the simulator says against these words."""
+    """Make a healthy machine with its driver loaded, AMD's if `rocm` is a version.
+    Returns the environment that its tools need. Raises CalledProcessError with the simulator's error for
+    unknown arguments."""
     state, root = folder / "state", folder / "root"
     environment = {"SILICON_STATE": str(state), "SILICON_ROOT": str(root), "TZ": "UTC"}
     if rocm:
@@ -34,13 +35,13 @@ def make(folder: Path, sku: str, driver: str, rocm: str = "") -> Mapping[str, st
     words = ["--dir", str(state), "--sku", sku, "--name", "simulated", "--seed", "1", "--speed", _SPEED]
     _run(["new", *words], environment)
     _run(["boot"], environment)
-    # Fabric manager is a daemon: its mark with a living process in it is what the tools look at.
+    # The tools check fabric manager's marker file, which holds the PID of a living process.
     (state / "run/fabricmanager.ready").write_text("1\n", encoding="utf-8")
     return environment
 
 
 def _files(root: Path, driver: str) -> None:
-    """What the packages of the driver and of the tools install."""
+    """Write the files that the packages of the driver and of the tools install."""
     modules = root / "lib/modules" / platform.release() / "updates/dkms"
     for place in (root / _LIBRARIES, root / "usr/share/gpu-burn", root / "etc/modprobe.d", modules):
         place.mkdir(parents=True)
@@ -57,7 +58,7 @@ def _files(root: Path, driver: str) -> None:
 
 
 def _files_of_amd(root: Path, driver: str, rocm: str) -> None:
-    """What the packages of AMD's driver and of ROCm install."""
+    """Write the files that the packages of AMD's driver and of ROCm install."""
     release = platform.release()
     places = [root / "lib/modules" / release / "updates/dkms", root / "opt/rocm/.info"]
     for place in (*places, root / "usr/share/gpu-burn"):

@@ -1,6 +1,6 @@
-"""The fixture repositories: NVIDIA's names and layout, built from fixtures/, indexed, signed, cached.
+"""The fixture repositories with NVIDIA's names and layout: built from fixtures/, indexed, signed, cached.
 
-Laid out as the originals, so that a role's production path is taken with only URL and key changed:
+They are laid out like the originals, so a role takes its production path with only URL and key changed:
 
     cuda/repos/debian13/x86_64/            flat; key 8793F200.pub        (debian12: key 3bf863cc.pub)
     cuda/repos/ubuntu2404/x86_64/          flat; Ubuntu's package names
@@ -9,7 +9,7 @@ Laid out as the originals, so that a role's production path is taken with only U
     tools/                                 flat; key tools/site.asc (tools/el9: rpm)
     doca/3.2.1/debian13/x86_64/            flat; key GPG-KEY-Mellanox.pub there (doca/3.2.1/rhel9/x86_64: rpm)
     amd/                                   AMD's server (amd_repository.py)
-    system/el9/                            the RHEL family's own packages, as far as roles ask for them
+    system/el9/                            the RHEL family's own packages, as far as roles need them
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CACHE = CACHE / "repository"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one repository is below the server's root: its folder and its public key's file."""
+    """The place of one repository below the server's root: its folder and its public key file."""
 
     folder: str
     key: str
@@ -58,7 +58,7 @@ _CUDA = "cuda/repos"
 _DOCA = "doca/3.2.1"
 _TOOLKIT_KEY = "libnvidia-container/gpgkey"
 
-# repository -> release (or "" for all others) -> where
+# repository -> release (or "" for all others) -> layout
 LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
     "cuda": {
         "debian13": Layout(f"{_CUDA}/debian13/x86_64", f"{_CUDA}/debian13/x86_64/8793F200.pub"),
@@ -96,8 +96,8 @@ ORIGINS = {
     **{"tools": "site", "doca": "DOCA"},
 }
 _MODULAR = ("8", "9")  # RHEL 10 has no module streams
-# What roles are pointed at, by the beginning of their variables' names; the distribution's own packages come
-# with the node.
+# Repositories that roles use, with the prefix of the roles' variables for them; the distribution's own
+# packages come with the node.
 OFFERED = {
     **{name: f"nvidia_repository_{name}" for name in ("cuda", "toolkit", "tools")},
     "doca": "rdma_doca",
@@ -106,7 +106,7 @@ OFFERED = {
 
 
 def layout(repository: str, release: str) -> Layout:
-    """Where `repository` is for nodes of `release`."""
+    """Return the layout of `repository` for nodes of `release`."""
     places, system = LAYOUTS[repository], RELEASES[release]
     return places.get(f"el{system.major}" if system.dnf else release) or places[""]
 
@@ -125,8 +125,8 @@ def ensure_repository(
     cache: Path = _CACHE,
     releases: Iterable[str] = ("debian13",),
 ) -> Repository:
-    """The repositories that nodes of `releases` need, built from `source`; from the cache unless it,
-    the builder or the kernel changed.
+    """Build the repositories that nodes of `releases` need from `source`.
+    The cached ones are reused until the source, the builder or the kernel changes.
     """
     kernel, wanted = os.uname().release, _families(releases)
     done = cache / content_key(source, kernel, wanted)
@@ -144,19 +144,19 @@ def ensure_repository(
 
 
 def _families(releases: Iterable[str]) -> tuple[str, ...]:
-    """What is built for nodes of `releases`: Debian's and Ubuntu's always, rpms only when asked for."""
+    """Return the families to build for `releases`: always Debian and Ubuntu, rpms only if needed."""
     majors = {RELEASES[release].major for release in releases if RELEASES[release].dnf}
     return ("debian", "ubuntu", *(f"el{major}" for major in rpm_packages.MAJORS if major in majors))
 
 
 def content_key(source: Path, kernel: str, families: Iterable[str] = ("debian", "ubuntu")) -> str:
-    """A name for what would be built: it changes with the fixtures, our code, the kernel and the families."""
+    """Return a cache key that changes with the fixtures, this code, the kernel and the families."""
     digest = hashlib.sha256(f"{kernel} {' '.join(families)}".encode())
     modules = (amd_repository, debfile, elf, packages, signing, rpmfile, rpm_packages, rpm_repository)
     for module in modules:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
-    # When there is none, read_packages says so.
+    # If there is none, read_packages raises an error.
     for file in (*packages.fixture_files(source), *packages.fixture_files(source / "redhat")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
@@ -176,14 +176,14 @@ def _build(
                 for name, some in debs.items():
                     if not amd_repository.is_amds(name):
                         _write_apt(www, home, keys[name], name, family, some)
-                    elif family == "ubuntu":  # Debian has the same
+                    elif family == "ubuntu":  # Debian's would be identical
                         amd_repository.write_apt(www, home, keys["amd"], name, some)
             else:
                 rpms = rpm_packages.read_rpms(source, kernel, family.removeprefix("el"))
                 say(f"building {sum(map(len, rpms.values()))} fixture packages for {family}")
                 for name, made in rpms.items():
                     if not made:
-                        continue  # what AMD offers for other releases alone
+                        continue  # AMD offers it for other releases only
                     if amd_repository.is_amds(name):
                         folder_of = amd_repository.rpm_folder(name, family)
                         _write_rpm(www / folder_of, home, keys["amd"], made, family)
@@ -197,7 +197,7 @@ def _build(
 
 
 def _write_apt(www: Path, home: Path, key: str, name: str, family: str, debs: list[Deb]) -> None:
-    """One flat repository, in every place where nodes of `family` look for it."""
+    """Write one flat repository to every place where nodes of `family` expect it."""
     places = [place for release, place in LAYOUTS[name].items() if release.startswith(family)]
     if not places and family == "debian":
         places = [LAYOUTS[name][""]]
@@ -210,9 +210,9 @@ def _write_apt(www: Path, home: Path, key: str, name: str, family: str, debs: li
 
 def _write_rpm(folder: Path, home: Path, key: str, rpms: list[Rpm], family: str) -> None:
     if folder.exists():
-        return  # one repository for all major releases, as the container toolkit's
+        return  # one repository for all major releases, as for the container toolkit
     major = family.removeprefix("el")
-    # NVIDIA signs the packages of its CUDA repository, but of the container toolkit's only the index.
+    # NVIDIA signs the packages of its CUDA repository, but only the index of the container toolkit's.
     sign = None if "stable/rpm" in str(folder) else functools.partial(signing.sign_packages, home, key)
     index = rpm_repository.write(folder, rpms, sign, major, major in _MODULAR)
     signing.sign(home, key, index, {"--detach-sign": "repomd.xml.asc"})

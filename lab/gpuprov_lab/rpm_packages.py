@@ -2,18 +2,18 @@
 
 - name: nvidia-driver-cuda             # placeholders as in packages.py, and {dist} (.el9)
   versions: ["3:580.126.09-1{dist}"]   # EPOCH:VERSION-RELEASE; or, in place of name and versions:
-  nvr: "kernel-devel-{kernel_release}" # the whole name, which is taken apart as rpm does
+  nvr: "kernel-devel-{kernel_release}" # the whole name, which is split as by rpm
   repository: cuda                     # cuda, toolkit, tools or system (the distribution's own)
-  architecture: noarch                 # x86_64 unless said
-  majors: ["8", "9"]                   # releases that have it; all unless said
-  streams: ["{branch}-open"]           # of the module nvidia-driver, where the release has modules
+  architecture: noarch                 # default: x86_64
+  majors: ["8", "9"]                   # releases that have it; default: all
+  streams: ["{branch}-open"]           # of the module nvidia-driver, on releases with modules
   requires: ["nvidia-persistenced = {version}"]  # also provides, conflicts, obsoletes, recommends
   summary: CUDA integration for NVIDIA driver
   files: {}                            # as in packages.py
   configs: [/etc/x.conf]
   scripts: {post: "ldconfig\\n"}        # also pre, preun, postun
 
-- same_as: "cuda-*"                    # what the apt repository has under these names, in rpm's terms
+- same_as: "cuda-*"                    # the apt repository's packages with these names, converted to rpm
   name: libnccl                        # under another name
   streams: [open-dkms]
 """
@@ -42,9 +42,9 @@ _FORMAT = "see lab/gpuprov_lab/rpm_packages.py for the format"
 _VERSION = re.compile(r"(\d+:)?[0-9A-Za-z.+~^_]+-[0-9A-Za-z.+~^_]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*\Z")
 
-# Packages of Debian itself that NVIDIA's depend on, as the RHEL family calls them.
+# Debian's own packages that NVIDIA's depend on, with their names in the RHEL family.
 _NAMES = {"libibumad3": "libibumad", "libibverbs1": "libibverbs"}
-# Debian's words in rpm's: what a maintainer script is told, and when it is run.
+# Debian's maintainer scripts in rpm's terms: when they run, and with which arguments.
 _DEB_SCRIPTS = {
     "preinst": ("pre", "set -- install"),
     "postinst": ("post", "set -- configure"),
@@ -56,7 +56,7 @@ _DEB_RELATION = re.compile(r"([a-z0-9+.-]+)(?:\s*\((<<|<=|=|>=|>>)\s*([^)]+)\))?
 
 @dataclass(frozen=True)
 class _Target:
-    """What a package is made for."""
+    """The release and the kernel that a package is made for."""
 
     major: str
     kernel: str
@@ -74,7 +74,7 @@ class _Target:
 
 
 def read_rpms(path: Path, kernel: str, major: str) -> dict[str, list[Rpm]]:
-    """The packages of `path`/redhat for RHEL `major`, by repository; `kernel`: what their modules are for.
+    """Read the packages of `path`/redhat for RHEL `major`, by repository; `kernel`: their modules' kernel.
 
     Raises LabError that names the file, the entry and the key.
     """
@@ -137,10 +137,10 @@ def _described(entry: Mapping[str, Any], target: _Target, where: str) -> Iterato
 
 
 def _parted(nvr: str) -> tuple[str, str]:
-    """A name with its version as rpm takes it apart: both behind the last two hyphens.
+    """Split a package name like rpm, at its last two hyphens, into name and version.
 
-    >>> _parted("kernel-devel-5.14.0-503.el9.x86_64")
-    ('kernel-devel', '5.14.0-503.el9')
+        >>> _parted("kernel-devel-5.14.0-503.el9.x86_64")
+        ('kernel-devel', '5.14.0-503.el9')
     """
     parts = nvr.removesuffix(".x86_64").rsplit("-", 2)
     if not parts[1][:1].isdigit() and parts[-1][:1].isdigit():
@@ -180,7 +180,7 @@ def _translated(
     target: _Target,
     where: str,
 ) -> Iterator[tuple[str, Rpm]]:
-    """The apt repository's packages of that name, with the file layout, scripts and relations of an rpm."""
+    """Yield the matching packages of the apt repository with the layout, scripts and relations of an rpm."""
     found = [(deb, of) for deb, of in debian if fnmatch.fnmatchcase(str(deb.get("name")), entry["same_as"])]
     if not found:
         raise LabError(f"{where}: no package of the apt repository is called {entry['same_as']}", _FORMAT)
@@ -205,7 +205,7 @@ def _translated(
 
 
 def _relation(text: str, names: Mapping[str, str]) -> str:
-    """`libnccl2 (= 2.29.7-1)` → `libnccl = 2.29.7-1`; of alternatives the first."""
+    """Convert a relation, `libnccl2 (= 2.29.7-1)` → `libnccl = 2.29.7-1`; the first of alternatives."""
     match = _DEB_RELATION.match(text.strip())
     if match is None:
         raise LabError(f"{text!r} is not a Debian relation", _FORMAT)

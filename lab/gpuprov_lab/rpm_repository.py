@@ -1,4 +1,4 @@
-"""Makes an rpm repository: packages, and repodata/ with createrepo_c's indexes and the module's streams."""
+"""Builds an rpm repository: packages, and repodata/ with createrepo_c's indexes and the module's streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuprov_lab.command import call
 from gpuprov_lab.rpmfile import Rpm
 
 MODULE = "nvidia-driver"
-# The stream a machine gets that enabled none.
+# The stream of a machine that enabled none.
 _DEFAULT_STREAM = "latest-dkms"
 _MODULE_VERSION = 20251201000000
 
@@ -20,7 +20,7 @@ _MODULE_VERSION = 20251201000000
 def write(
     folder: Path, rpms: list[Rpm], sign: Callable[[Path], None] | None, major: str, modules: bool
 ) -> Path:
-    """Make the packages and their indexes in `folder`; returns repomd.xml, not signed yet.
+    """Build the packages and their indexes in `folder`; returns repomd.xml, not signed yet.
 
     `sign` signs the packages of a folder; None: packages are not signed.
     """
@@ -39,7 +39,7 @@ def write(
 
 
 def modules_yaml(rpms: Iterable[Rpm], major: str) -> str:
-    """modules.yaml: one document per stream of the module, and which stream is the default one."""
+    """Render modules.yaml: one document per stream of the module, and the default stream."""
     streams: dict[str, list[Rpm]] = {}
     for rpm in rpms:
         for stream in rpm.streams:

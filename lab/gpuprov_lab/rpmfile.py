@@ -1,4 +1,4 @@
-"""Builds RPM packages with rpmbuild, each from a spec file of its own."""
+"""Builds RPM packages with rpmbuild, each from its own spec file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpuprov_lab.debfile import DATED, PackedFile, unpack
 
 OPERATORS = ("<", ">", "=", "<=", ">=")
 RELATIONS = ("requires", "provides", "conflicts", "obsoletes", "recommends")
-# As every version of rpm reads it, whatever the host's own settings are; nothing is compiled, stripped or
-# looked through for what it needs. Debian's kernels have two hyphens in their release, which is no mistake.
+# Readable by every version of rpm, whatever the host's settings; nothing is compiled, stripped or scanned for
+# dependencies. The two hyphens in the release of Debian's kernels are valid.
 _MACROS = {
     "_rpmfilename": "%{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}.rpm",
     "_binary_payload": "w1.gzdio",
@@ -42,7 +42,7 @@ class Rpm:
     configs: tuple[str, ...] = ()
     relations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scripts: Mapping[str, str] = field(default_factory=dict)
-    streams: tuple[str, ...] = ()  # of the module it belongs to
+    streams: tuple[str, ...] = ()  # of the package's module
 
     @property
     def epoch(self) -> str:
@@ -62,12 +62,12 @@ class Rpm:
 
     @property
     def nevra(self) -> str:
-        """As modules.yaml names its packages: the epoch always written."""
+        """The package's name in modules.yaml, always with the epoch."""
         return f"{self.name}-{self.epoch}:{self.upstream}-{self.release}.{self.architecture}"
 
 
 def build(rpms: Sequence[Rpm], folder: Path) -> None:
-    """The .rpm files, made in `folder`; by as many rpmbuilds at once as there are processors."""
+    """Build the .rpm files in `folder` with one rpmbuild per processor in parallel."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         specs = [_spec_file(rpm, Path(made) / str(number)) for number, rpm in enumerate(rpms)]
         processors = os.cpu_count() or 1
@@ -91,7 +91,7 @@ def _spec_file(rpm: Rpm, tree: Path) -> Path:
 
 
 def _spec(rpm: Rpm, tree: Path) -> Iterator[str]:
-    """The lines of the spec file of a package whose files are laid out in `tree`."""
+    """Yield the lines of the spec file of a package whose files are laid out in `tree`."""
     yield from (f"Name: {rpm.name}", f"Version: {rpm.upstream}", f"Release: {rpm.release}")
     yield from (f"Summary: {rpm.summary}", "License: Proprietary", "AutoReqProv: no")
     if rpm.epoch != "0":

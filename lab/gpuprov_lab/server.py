@@ -1,6 +1,6 @@
 """The single server process of a lab: the fixture repository, and the route to the package cache.
 
-Runs detached as `python3 -I server.py --folder WWW --address IP …`, bound to the bridge address alone.
+Runs detached as `python3 -I server.py --folder WWW --address IP …`, bound to the bridge address only.
 Standard library only.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
-    """Static files; no listing of folders, one log line per request."""
+    """Static files, without listings of folders, with one log line per request."""
 
     protocol_version = "HTTP/1.1"
 
@@ -34,7 +34,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 async def forward(port_file: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand one connection on to the package cache, wherever it listens now."""
+    """Forward one connection to the package cache at its current port."""
     try:
         port = int(port_file.read_text())
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""The keys that sign the fixture repositories: one each, made on this host, never leaving it."""
+"""The keys that sign the fixture repositories: one each, generated on this host, never leaving it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpuprov_lab.command import PATH, attempt, call
 from gpuprov_lab.places import CACHE, make_root_only
 from provision.errors import LabError
 
-# Where gpg keeps its keys. The path is short because its agent's socket lives in it (at most 107 characters).
+# gpg's key folder. The path is short because the agent's socket lies in it (at most 107 characters).
 HOME = CACHE / "gnupg"
 
 
 @contextmanager
 def keyring(home: Path = HOME) -> Iterator[Path]:
-    """The keyring folder, and no gpg process left behind."""
+    """Yield the keyring folder, and leave no gpg process behind."""
     make_root_only(home)
     try:
         yield home
@@ -26,13 +26,13 @@ def keyring(home: Path = HOME) -> Iterator[Path]:
 
 
 def stop_agent(home: Path = HOME) -> None:
-    """End the agent of the keyring, should one run."""
+    """End the keyring's agent, if one runs."""
     if home.is_dir():
         attempt("gpgconf", "--homedir", home, "--kill", "all")
 
 
 def fingerprint(home: Path, repository: str) -> str:
-    """The fingerprint of `repository`'s signing key, upper case; the key is made when there is none."""
+    """Return the fingerprint of `repository`'s signing key, upper case; a missing key is generated."""
     user = f"gpuprov lab, {repository} <{repository}@localhost>"
     found = _find(home, user)
     if found is None:
@@ -44,16 +44,16 @@ def fingerprint(home: Path, repository: str) -> str:
 
 
 def public_key(home: Path, key: str) -> str:
-    """The armoured public key, as vendors publish it."""
+    """Return the armoured public key, as vendors publish it."""
     return gpg(home, "--armor", "--export", key)
 
 
-# Both ways apt knows.
+# Both forms that apt accepts.
 _RELEASE = {"--clear-sign": "InRelease", "--detach-sign": "Release.gpg"}
 
 
 def sign(home: Path, key: str, index: Path, how: Mapping[str, str] = _RELEASE) -> None:
-    """Sign an index in the ways `how` names: gpg's option → the file beside the index."""
+    """Sign an index in the forms that `how` names: gpg's option → the file next to the index."""
     for option, target in how.items():
         output = index.with_name(target)
         output.unlink(missing_ok=True)
@@ -70,7 +70,7 @@ def sign_packages(home: Path, key: str, folder: Path) -> None:
 
 
 def gpg(home: Path, *words: str | Path) -> str:
-    """Run gpg on the keyring in `home`, asking nobody anything."""
+    """Run gpg on the keyring in `home` without any prompt."""
     quiet = ("--batch", "--yes", "--quiet", "--no-tty", "--pinentry-mode", "loopback", "--passphrase", "")
     return call("gpg", "--homedir", home, *quiet, *words)
 

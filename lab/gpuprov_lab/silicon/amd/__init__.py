@@ -1,1 +1,1 @@
-"""AMD's Instinct GPUs of the lab: what the kernel shows of them, and the programs of ROCm."""
+"""AMD Instinct GPUs of the lab: their kernel interfaces, and the programs of ROCm."""

@@ -1,9 +1,9 @@
-"""amd-ctk: version, cdi generate, list and validate, gpu list, runtime configure, gpu-tracker init;
-and amd-container-runtime, which gives a container the GPUs of AMD_VISIBLE_DEVICES and becomes runc.
-
-Forms: ROCm/container-toolkit 1.3.0 (cmd/amd-ctk, internal/amdgpu, internal/cdi, internal/oci). Errors go to
-standard output there. One thing is the lab's own: the specification also mounts what stands in for the
-hardware behind the device files.
+"""amd-ctk and amd-container-runtime of AMD's container toolkit.
+amd-ctk: version, cdi generate, list and validate, gpu list, runtime configure, gpu-tracker init.
+amd-container-runtime gives a container the GPUs of AMD_VISIBLE_DEVICES and becomes runc. Forms:
+ROCm/container-toolkit 1.3.0 (cmd/amd-ctk, internal/amdgpu, internal/cdi, internal/oci), which prints errors
+to standard output. Only in the lab, the specification also mounts the substitutes of the hardware behind the
+device files.
 """
 
 import json
@@ -23,11 +23,11 @@ NO_DRIVER = "amdgpu driver unavailable: stat /sys/module/amdgpu/drivers/: no suc
 
 
 class RefusedError(Exception):
-    """The program ends with 1; the text is what it says."""
+    """An error that ends the program with status 1; its text is printed."""
 
 
 def amd_ctk(node, arguments: list) -> int:
-    """The whole program."""
+    """Run amd-ctk."""
     words = [word for word in arguments if word not in ("--debug", "-d")]
     commands = {
         ("cdi", "generate"): _generate,
@@ -54,7 +54,7 @@ def amd_ctk(node, arguments: list) -> int:
 
 
 def _flags(words: list) -> dict:
-    """--output=PATH, --output PATH and --remove -> {"output": "PATH", "remove": ""}"""
+    """Parse --output=PATH, --output PATH and --remove -> {"output": "PATH", "remove": ""}."""
     found = {}
     for number, word in enumerate(words):
         if word.startswith("--"):
@@ -65,7 +65,7 @@ def _flags(words: list) -> dict:
 
 
 def _gpus(node, doing: str) -> list:
-    """Of each GPU that the driver took its card and its render node."""
+    """Return the card and the render node of each GPU that the driver accepted."""
     if not node.loaded("amdgpu"):
         raise RefusedError(f"{doing}: {NO_DRIVER}")
     return [
@@ -82,7 +82,7 @@ def _node(path: str) -> dict:
 
 
 def build(node) -> dict:
-    """The specification. Raises RefusedError without a driver."""
+    """Build the specification. Raises RefusedError without a driver."""
     kfd = _node("/dev/kfd")
     nodes = [[_node(path) for path in paths] for paths in _gpus(node, "getting GPUs")]
     named = [(str(number), [*own, kfd]) for number, own in enumerate(nodes)]
@@ -166,7 +166,7 @@ def _tracker(node, flags: dict) -> None:
 
 
 def _configure(node, flags: dict) -> None:
-    """Docker's settings; `features` is replaced as a whole, and --remove takes all of /etc/cdi away."""
+    """Configure Docker; `features` is replaced as a whole, and --remove deletes all of /etc/cdi."""
     if flags.get("runtime", "docker") != "docker":
         raise RefusedError(f"unsupported runtime engine: {flags['runtime']}")
     shown = flags.get("config-path") or DAEMON
@@ -203,7 +203,7 @@ def _configure(node, flags: dict) -> None:
 
 
 def amd_container_runtime(node, arguments: list) -> int:
-    """The whole program; replaced by runc unless something is wrong."""
+    """Run amd-container-runtime, which is replaced by runc unless it fails."""
     log = node.root / "var/log/amd-container-runtime.log"
     if "create" in arguments:
         try:
@@ -251,7 +251,7 @@ def _give(node, config: Path) -> None:
 
 
 def _numbers(text: str, count: int) -> list:
-    """`all`, `0,2` and `0-3` as indices."""
+    """Parse `all`, `0,2` and `0-3` to indices."""
     if text.lower() == "all":
         return list(range(count))
     found = set()

@@ -1,8 +1,8 @@
-"""What the driver amdgpu writes to the kernel log: at its loading, and about faults.
+"""Kernel log lines of the driver amdgpu: at load time, and for each fault.
 
-The forms are those of AMD's own list of kernel errors (amd/node-scraper, plugins/inband/dmesg) and of the
-driver's sources: `amdgpu 0000:05:00.0: amdgpu: TEXT`, and of RAS events of newer drivers `{N}TEXT`, with the
-event's number. Counted errors: the driver of MI200 prints one line, that of MI300 and newer two for each die
+The forms come from AMD's own list of kernel errors (amd/node-scraper, plugins/inband/dmesg) and the driver's
+sources: `amdgpu 0000:05:00.0: amdgpu: TEXT`, and for RAS events of newer drivers `{N}TEXT`, with the event's
+number. Counted errors: the driver of MI200 prints one line, that of MI300 and newer two for each die
 (amdgpu_ras.c, amdgpu_ras_error_print_error_data).
 """
 
@@ -32,7 +32,7 @@ def line(gpu, text: str) -> str:
 
 
 def at_loading(node, version: str) -> list:
-    """What the driver says when it is loaded: of itself, and of each GPU."""
+    """Return the driver's lines at load time, about itself and about each GPU."""
     lines = ["[drm] amdgpu kernel modesetting enabled."]
     lines += [f"[drm] amdgpu version: {version}"] if version else []
     for gpu in node.on_bus():
@@ -47,7 +47,7 @@ def at_loading(node, version: str) -> list:
 
 
 def lines(node, fault: dict) -> list:
-    """What the driver writes about one fault; nothing for those that it does not notice."""
+    """Return the driver's lines about one fault; empty for faults that it does not notice."""
     name = fault["id"]
     if "gpu" not in fault:
         return []

@@ -1,4 +1,4 @@
-"""What the HIP runtime tells a program that starts: an error, or the GPUs it may use, in its own order."""
+"""The HIP runtime's result for a starting program: an error, or the GPUs it may use, in HIP's order."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ NAMES = {NO_DEVICE: ("hipErrorNoDevice", "no ROCm-capable device is detected")}
 
 
 def cannot_start(node, program: str, library: str) -> bool:
-    """Say what the dynamic linker says when ROCm is not there; True then. The status is 127."""
+    """Print the dynamic linker's error and return True if ROCm is not installed. The status is 127."""
     if (node.root / "opt/rocm").is_dir():
         return False
     print(
@@ -24,16 +24,15 @@ def cannot_start(node, program: str, library: str) -> bool:
 
 
 def error(node) -> int:
-    """What hipGetDeviceCount returns: 0, or a key of NAMES."""
+    """Return the result of hipGetDeviceCount: 0, or a key of NAMES."""
     return 0 if devices(node) else NO_DEVICE
 
 
 def devices(node) -> list:
-    """The GPUs in HIP's order, as ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES leave them: an unknown entry
-    ends the list.
+    """Return the GPUs in HIP's order, filtered by ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES.
 
-    On some machines the order is the bus's (AMD's MI300X of 05:00.0, 26:00.0, …), on others it is not (an
-    MI350X with 75:00.0 as its first): so on half of the lab's nodes.
+    An unknown entry ends the list. On some machines the order is the bus's (AMD's MI300X of 05:00.0, 26:00.0,
+    …), on others it is not (an MI350X that begins with 75:00.0), so half of the lab's nodes differ.
     """
     found = readings.answering(node) if node.loaded("amdgpu") else []
     if noise.fraction("hip", node.seed, node.name) < 0.5:
@@ -53,7 +52,7 @@ def devices(node) -> list:
 
 
 def _named(node, gpus: list, word: str):
-    """The GPU of this number, or of this unique number (GPU-1A2B…, ROCR-Runtime amd_filter_device.cpp)."""
+    """Find a GPU by index or by unique id (GPU-1A2B…, ROCR-Runtime amd_filter_device.cpp)."""
     if word.isdigit():
         return gpus[int(word)] if int(word) < len(gpus) else None
     unique = word.upper().partition("GPU-")[2]

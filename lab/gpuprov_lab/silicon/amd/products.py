@@ -1,32 +1,33 @@
-"""What each of AMD's SKUs of the lab is: identity, wiring, and what healthy hardware of it measures.
+"""The lab's AMD SKUs: their identity, wiring, and the measurements of healthy hardware.
 
-Where the numbers come from: PCI ids from libdrm's amdgpu.ids; memory, power limits and names as amd-smi and
-rocm-smi print them in public reports, those of an MI300A as the manual of amd-smi has them (`amd-smi
-static`); links and compute units from AMD's white paper of CDNA 3; the addresses from AMD's NIC to GPU
-mapping (MI300X), from a node of Frontier (MI250X), whose `links` between GPUs are those of its rows in
-xgmi_num_links, and from AMD's guide to accepting systems (ROCm/system-acceptance-docs, docs/gpus), which has
-cards of MI210 joined in fours, and says what copies and collectives of each must reach: healthy ones are a
-few percent above it. More of rates: copies.py.
-Temperatures, power and clocks are plausible, no more; so are numbers of boards, the wiring between the
-modules of an MI250, copies within memory but for the MI300X's, and `gemm`, what a GPU multiplies in Gflop/s
-of bf16: 581,000 is the least that AMD's validation suite asks of an MI300X, 669,000 of an MI325X.
+Sources: PCI ids from libdrm's amdgpu.ids; memory, power limits and names as printed by amd-smi and rocm-smi
+in public reports, for an MI300A as in the manual of amd-smi (`amd-smi static`); links and compute units from
+AMD's white paper of CDNA 3; the addresses from AMD's NIC to GPU mapping (MI300X), from a node of Frontier
+(MI250X), whose `links` between GPUs are those of its rows in xgmi_num_links, and from AMD's guide to
+accepting systems (ROCm/system-acceptance-docs, docs/gpus), where MI210 cards are joined in fours, and which
+has the rates that copies and collectives of each must reach; healthy ones are a few percent above it. More on
+rates: copies.py.
+
+Temperatures, power and clocks are merely plausible; so are board numbers, the wiring between the modules of
+an MI250, copies within memory except the MI300X's, and `gemm`, the rate of multiplication in Gflop/s of bf16:
+AMD's validation suite requires at least 581,000 of an MI300X, 669,000 of an MI325X.
 """
 
 
 def _mesh(count: int, links: int = 1, first: int = 0) -> dict:
-    """So many GPUs from the first on are each wired to every other."""
+    """Wire each of `count` GPUs, from `first` on, to every other one."""
     gpus = range(first, first + count)
     return {(a, b): links for a in gpus for b in gpus if a < b}
 
 
-# Dies of a module have four links between them; the rest is how the modules of this machine are wired.
+# Dies of a module have four links between them; the others are this machine's wiring between modules.
 _MODULES = {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4}
 _BETWEEN = {(0, 6): 2, (2, 4): 2, (0, 2): 1, (1, 3): 1, (1, 5): 1, (3, 7): 1, (5, 7): 1, (4, 6): 1}
 
 # MI250: each module has one link of each of its dies to each other module.
 _ALL_TO_ALL = {(a, b): 1 for a in range(8) for b in range(a + 1, 8) if a // 2 != b // 2 and a % 2 == b % 2}
 
-# GB/s of pairs without a link of their own whose ways are better than others'.
+# GB/s of pairs without a direct link whose routes are faster than others.
 _FAR = {(0, 7): 39.9, (1, 6): 40.0, (2, 5): 40.1, (3, 4): 39.8, (1, 7): 36.0, (3, 5): 35.8}
 
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie_bif", "hdp", "xgmi_wafl")
@@ -41,7 +42,7 @@ PRODUCTS = {
         "gfx_version": 90402,
         "device": "74a1",
         "subsystem": "74a1",
-        # What differs as a virtual function; the names: libdrm's amdgpu.ids, rccl-tests of a cloud node.
+        # Differences of a virtual function; the names: libdrm's amdgpu.ids, rccl-tests of a cloud node.
         "guest": {"device": "74b5", "name": "AMD Instinct MI300X VF", "product": "AMD Instinct MI300X VF"},
         "class": "0x120000",
         "buses": ["05", "26", "46", "65", "85", "A6", "C6", "E5"],
@@ -54,11 +55,11 @@ PRODUCTS = {
         "units_per_array": 10,
         "kfd_name": "ip discovery",
         "wired": _mesh(8),
-        "link_gbits": 32,  # GT/s of an xGMI lane, 16 of them a link
+        "link_gbits": 32,  # GT/s of an xGMI lane; a link has 16 lanes
         "partition": "SPX",
         "memory_partition": "NPS1",
-        "deferred": True,  # its hardware counts deferred errors (ACA)
-        "violations": True,  # and how long each limit held the clocks down
+        "deferred": True,  # the hardware counts deferred errors (ACA)
+        "violations": True,  # the time that each limit throttled the clocks is counted
         "edge": False,
         "pcie": 5,
         "power": 750,
@@ -178,9 +179,9 @@ PRODUCTS["mi355x"] = dict(
     ring={"all_reduce": 361.0, "all_gather": 352.0, "reduce_scatter": 354.0, "alltoall": 339.0},
     vbios="113-M3550101-109",
 )
-# Processor and GPU in one socket, each with its own PCI domain; its memory is the processor's, which counts
-# the errors of it (amdgpu_ras.c, gmc_v9_0_set_umc_funcs). It has no firmware and no serial number of a board,
-# and tells a power limit of 0 W.
+# CPU and GPU in one socket, each with its own PCI domain; the memory belongs to the CPU, which counts its
+# errors (amdgpu_ras.c, gmc_v9_0_set_umc_funcs). It has neither firmware nor a board serial number, and
+# reports a power limit of 0 W.
 PRODUCTS["mi300a"] = dict(
     _MI300X,
     name="AMD Instinct MI300A",
@@ -250,6 +251,6 @@ PRODUCTS["mi210"] = dict(
     vbios="113-D67301V-073",
 )
 for _one in PRODUCTS.values():
-    # What the rest of the simulator asks of any GPU: NVLinks, NVSwitches and their fabric are NVIDIA's.
+    # Keys that the rest of the simulator needs of any GPU; NVLinks, NVSwitches and fabric are NVIDIA's.
     _one.update(vendor="amd", links=0, fabric=None, switches=[], busbw={}, memory=_one["vram_mib"])
-    _one.setdefault("ras", BLOCKS)  # the blocks of which the driver counts errors
+    _one.setdefault("ras", BLOCKS)  # the blocks whose errors the driver counts

@@ -1,7 +1,7 @@
-"""What an rccl-tests program prints: nccl-tests' table, and a head of its own.
+"""The output of an rccl-tests program: nccl-tests' table under its own header.
 
-Forms: src/common.cu of ROCm/rccl-tests at ae3e635 (its revision of September 2024), with the lines that newer
-ones add (public outputs of MI350X with RCCL 2.27: the ranks' groups, RCCL's, HIP's and ROCm's versions).
+Forms: src/common.cu of ROCm/rccl-tests at ae3e635 (its revision of September 2024), with the additional lines
+of newer ones (public outputs of MI350X with RCCL 2.27: the ranks' groups, RCCL's, HIP's and ROCm's versions).
 """
 
 import platform
@@ -11,12 +11,12 @@ from nccl import report
 
 from amd import smi
 
-NEWER = (7, 0)  # the release of ROCm with the newer head
+NEWER = (7, 0)  # the release of ROCm with the newer header
 VERSIONS = {(6, 4): "2.22.3", (7, 0): "2.26.6", (7, 1): "2.27.7", (7, 2): "2.27.7"}
 
 
 class Report(report.Report):
-    """One run's output."""
+    """The output of one run."""
 
     def __init__(self, node, program: str, options, arguments: list) -> None:
         self.node, self.program, self.options, self.arguments = node, program, options, arguments
@@ -38,7 +38,7 @@ class Report(report.Report):
         print(f"#\nrccl-tests: Version {version}\n# Using devices")
 
     def devices(self, met: list) -> None:
-        """One line a GPU, of all processes."""
+        """Print one line for each GPU of all processes."""
         rank = 0
         for one in met:
             for gpu in one["gpus"]:

@@ -1,4 +1,4 @@
-"""What one of AMD's GPUs says of itself right now: its identity, sensors, links and error counters."""
+"""Current readings of one AMD GPU: its identity, sensors, links and error counters."""
 
 import json
 import math
@@ -10,15 +10,15 @@ from load import sharers
 from amd.products import BLOCKS
 
 KINDS = ("ue", "ce", "de")
-MEMORY_MODE = "run/memory_partition"  # asked for when the driver was unloaded; a boot forgets it
-POWER_CAPS = "run/amd_power_caps"  # what was set; a boot forgets it
-# How many accumulator steps the firmware of an MI300X makes a second is not published: this is plausible.
+MEMORY_MODE = "run/memory_partition"  # set while the driver was unloaded, reset by a boot
+POWER_CAPS = "run/amd_power_caps"  # limits that were set; reset by a boot
+# The accumulator steps per second of an MI300X's firmware are unpublished; this is plausible.
 STEPS = 3_800_000
 HEATING_SECONDS = 25.0
 
 
 def identity(node, gpu) -> dict:
-    """Serial numbers that belong to the GPU in this slot: another one has others."""
+    """Return the serial numbers of the GPU in this slot, which belong to the GPU, not to the slot."""
     unique = noise.hexadecimal(16, "unique", gpu["uuid"])
     return {
         "unique_id": unique,
@@ -30,8 +30,8 @@ def identity(node, gpu) -> dict:
 
 
 def links(node, gpu) -> list:
-    """How many xGMI links the GPU has to each of the node's GPUs, itself included (none), by slot: those that
-    trained at boot."""
+    """Return the number of xGMI links to each of the node's GPUs by slot, itself included (0).
+    Only links that trained at boot count."""
     own = gpu["slot"]
     return [_between(node, own, other["slot"]) for other in node.gpus]
 
@@ -44,7 +44,7 @@ def _between(node, a: int, b: int) -> int:
 
 
 def wired(node) -> dict:
-    """(GPU, GPU) -> how many links join them, by slot, the lower first; none where no cards are bridged."""
+    """Return (GPU, GPU) -> number of links between them, by slot, the lower first; empty without bridges."""
     cards = node.given("bridges", "cards", 0)
     if not cards:
         return node.sku["wired"]
@@ -52,7 +52,7 @@ def wired(node) -> dict:
 
 
 def hive(node, gpu) -> list:
-    """The slots of the GPUs that the links of this one lead to, directly or by others; itself included."""
+    """Return the slots of the GPUs reachable over this one's links, directly or indirectly, and its own."""
     found, pairs = {gpu["slot"]}, wired(node)
     while True:
         more = {slot for pair in pairs if found & set(pair) for slot in pair} - found
@@ -62,7 +62,7 @@ def hive(node, gpu) -> list:
 
 
 def link_states(node, gpu) -> list:
-    """(other GPU, up or down) of each of the GPU's links in their order."""
+    """Return (other GPU, up or down) of each of the GPU's links in order."""
     own, found = gpu["slot"], []
     for other in node.gpus:
         low, high = min(own, other["slot"]), max(own, other["slot"])
@@ -73,7 +73,7 @@ def link_states(node, gpu) -> list:
 
 
 def errors(node, gpu) -> dict:
-    """Block -> {ue, ce, de} of errors since the driver was loaded, of the blocks whose errors it counts."""
+    """Return block -> {ue, ce, de} of errors since the driver was loaded, for blocks with counters."""
     found = {block: dict.fromkeys(KINDS, 0) for block in BLOCKS}
     for fault in node.faults:
         if fault.get("gpu") != gpu["slot"]:
@@ -86,7 +86,7 @@ def errors(node, gpu) -> dict:
 
 
 def bad_pages(node, gpu) -> list:
-    """(page number, state) of each page of memory that was found bad: reserved, pending or unreservable."""
+    """Return (page number, state) of each bad page of memory: reserved, pending or unreservable."""
     pages = []
     for fault in node.faults:
         if fault["id"] in ("bad_pages", "bad_pages_few") and fault["gpu"] == gpu["slot"]:
@@ -97,8 +97,8 @@ def bad_pages(node, gpu) -> list:
 
 
 def sensors(node, gpu) -> dict:
-    """Temperatures in C, power in W, clock in MHz, activity in percent; `violations`: what holds the clocks
-    down, in percent of the time."""
+    """Return temperatures in C, power in W, clock in MHz, activity in percent.
+    `violations`: what throttles the clocks, in percent of the time."""
     slot, sku, load = gpu["slot"], node.sku, node.loads().get(gpu["slot"])
     extra = node.given("hot_gpu", "degrees", 0, gpu=slot)
     extra += node.given("airflow_gradient", "degrees", 0) * slot / float(max(1, len(node.gpus) - 1))
@@ -110,7 +110,7 @@ def sensors(node, gpu) -> dict:
     violations = dict.fromkeys(("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal"), 0)
     if load:
         power = sku["power"] * capped(node, gpu) ** 3 * 0.985 * noise.jitter(node, "power", slot, 0.006)
-        violations["ppt"] = 60  # it works as hard as its limit of power lets it: normal life
+        violations["ppt"] = 60  # at its power limit, which is normal under load
         if simulated < node.given("power_cap_brief", "seconds", 0, gpu=slot):
             violations["prochot"] = 10
     throttle = node.fault("throttle", gpu=slot)
@@ -132,44 +132,44 @@ def sensors(node, gpu) -> dict:
 
 
 def capped(node, gpu) -> float:
-    """What a lowered power limit leaves of the clock: power goes with about the third power of it."""
+    """Return the fraction of the clock under a lowered limit: power grows with about its third power."""
     return (_limit(node, gpu["slot"]) / float(node.sku["power"])) ** (1 / 3.0)
 
 
 def rate(node, gpu) -> float:
-    """What the GPU multiplies now, in Gflop/s of bf16."""
+    """Return the GPU's current rate of multiplication, in Gflop/s of bf16."""
     slot = gpu["slot"]
     left = node.factor("gpu_slow", gpu=slot) * node.factor("throttle", gpu=slot) * capped(node, gpu)
     return node.sku["gemm"] * left * noise.jitter(node, "burn", slot, 0.006) / sharers(node, slot)
 
 
 def accumulated(node, gpu, violations: dict) -> dict:
-    """How many steps of firmware's clock each limit held the clocks down for, since it started."""
+    """Return how many steps of the firmware's clock each limit has throttled the clocks since it started."""
     words = (node.seed, node.name, "accumulated", gpu["slot"])
-    # A life of work leaves its traces: most of it at the power limit, some of it at that of temperature.
+    # An aged GPU has spent most of that at the power limit, some at the temperature limit.
     usual = {"ppt": int(0.15 * STEPS), "socket_thermal": int(0.005 * STEPS * noise.fraction(*words))}
     return {name: usual.get(name, 0) + STEPS * share // 100 for name, share in violations.items()}
 
 
 def second(node, gpu) -> bool:
-    """Whether it is the second die of a module, whose first has the power of both."""
+    """Whether the GPU is the second die of a module, whose power is reported by the first."""
     return bool(gpu["slot"] % node.sku.get("dies", 1))
 
 
 def power_limit(node, gpu) -> int:
-    """W; the second die of a module has none (0), and one that is in a processor tells none."""
+    """Return the limit in W; 0 for the second die of a module and for a GPU inside a CPU."""
     return 0 if second(node, gpu) or gpu["integrated"] else _limit(node, gpu["slot"])
 
 
 def _limit(node, slot: int) -> int:
-    """W, under which the GPU in this slot works; what was set is of its whole module."""
+    """Return the effective limit in W of the GPU in this slot; a limit that was set applies to its module."""
     cap = node.fault("power_limit", gpu=slot) or node.fault("power_cap_site")
     usual = round(node.sku["power"] * cap["percent"] / 100.0) if cap else node.sku["power"]
     return power_caps(node).get(slot - slot % node.sku.get("dies", 1), usual)
 
 
 def power_caps(node) -> dict:
-    """Slot -> W, of limits that `amd-smi set` set since the last boot."""
+    """Return slot -> W of the limits that `amd-smi set` set since the last boot."""
     try:
         return {
             int(slot): watts for slot, watts in json.loads((node.folder / POWER_CAPS).read_text()).items()
@@ -179,7 +179,7 @@ def power_caps(node) -> dict:
 
 
 def pcie(node, gpu) -> dict:
-    """The slot's link: lanes and generation, now and at most, and replays."""
+    """Return the slot's link: lanes and generation, current and maximum, and replays."""
     slot, best = gpu["slot"], node.sku["pcie"]
     lanes = node.given("pcie_wired", "width", 16)
     storm, replays = node.fault("pcie_replays", gpu=slot), 0
@@ -196,7 +196,7 @@ def pcie(node, gpu) -> dict:
 
 
 def partition(node, gpu) -> tuple:
-    """(compute, memory) partition modes; empty where the product has none."""
+    """Return the (compute, memory) partition modes; empty if the product has none."""
     changed = node.fault("partition_mode", gpu=gpu["slot"]) or node.fault("partition_site")
     if changed and node.sku["partition"]:
         return changed["mode"], node.sku["memory_partition"]
@@ -213,5 +213,5 @@ def vram_bytes(node, gpu) -> int:
 
 
 def answering(node) -> list:
-    """The GPUs that the driver took and that still answer it."""
+    """Return the GPUs that the driver accepted and that still respond."""
     return [gpu for gpu in node.present() if not node.lost(gpu)]
