@@ -1,10 +1,10 @@
 """AMD's fixture repositories, laid out below amd/ as on AMD's server: a folder per release, one key.
 
-    amd/rocm/rocm.gpg.key
-    amd/amdgpu/30.30.3/ubuntu/       apt, suites jammy and noble     (el/9.6/main/x86_64/: rpm)
-    amd/rocm/apt/7.2.3/              the same                        (rocm/el9/7.2.3/main/: rpm)
-    amd/graphics/7.2.3/ubuntu/       the same                        (el/9.6/main/x86_64/: rpm)
-    amd/amd-container-toolkit/apt/   the same                        (amd-container-toolkit/el9/main/: rpm)
+amd/rocm/rocm.gpg.key
+amd/amdgpu/30.30.3/ubuntu/       apt, suites jammy and noble     (el/9.6/main/x86_64/: rpm)
+amd/rocm/apt/7.2.3/              the same                        (rocm/el9/7.2.3/main/: rpm)
+amd/graphics/7.2.3/ubuntu/       the same                        (el/9.6/main/x86_64/: rpm)
+amd/amd-container-toolkit/apt/   the same                        (amd-container-toolkit/el9/main/: rpm)
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def is_amds(repository: str) -> bool:
 
 
 def write_apt(www: Path, home: Path, key: str, repository: str, debs: list[Deb]) -> None:
-    """Write one release's repository: packages in pool/, and the same index for each suite.
-"""
+    """Write one release's repository: packages in pool/, and the same index for each suite."""
     kind, _, release = repository.partition("/")
     of_system = kind in ("amdgpu", "graphics")
     folder = www / TOP / (f"{kind}/{release}/ubuntu" if of_system else f"{kind}/apt/{release}")

@@ -99,8 +99,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
-    """Lock `path`, waiting for its holder (if the holder's result serves this process, too).
-"""
+    """Lock `path`, waiting for its holder (if the holder's result serves this process, too)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

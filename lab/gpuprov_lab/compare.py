@@ -181,8 +181,7 @@ def _whole_lines(text: str) -> str:
 
 
 def _not_whole(output: Output) -> str:
-    """Return why this output has no shape, or ""; an output ended with its main program is complete.
-"""
+    """Return why this output has no shape, or ""; an output ended with its main program is complete."""
     if output.timed_out:
         return f"it did not end on this machine within {output.seconds:.0f} s"
     if output.truncated:

@@ -134,9 +134,7 @@ def _trees(releases: set[str], say: Callable[[str], None]) -> dict[str, Path]:
     """Build the base trees through the package cache, which is running afterwards in any case."""
     source = mirror.debian_mirror()
     places = {}
-    if (
-        source is None
-    ):  # only mmdebstrap knows a mirror: build directly, then read the mirror from the tree
+    if source is None:  # only mmdebstrap knows a mirror: build directly, then read the mirror from the tree
         places = {release: trees.ensure_tree(release, None, say) for release in sorted(releases)}
         source = trees.mirror_of(next(iter(places.values())))
     port = mirror.ensure_cache(source)

@@ -165,8 +165,7 @@ def layer_links() -> dict[str, str]:
 
 
 def ensure_layer(place: LabPlace, release: str, bridge_address: str, public_key: str) -> Path:
-    """Write the layer if missing; new content gets a new folder, as a layer in use must not change.
-"""
+    """Write the layer if missing; new content gets a new folder, as a layer in use must not change."""
     files, links = layer_files(release, bridge_address, public_key), layer_links()
     digest = hashlib.sha256(repr((files, links)).encode()).hexdigest()[:8]
     layer = place.folder / f"layer-{release}-{digest}"

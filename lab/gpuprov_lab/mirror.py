@@ -119,8 +119,7 @@ def _configuration(mirror: str, port: int) -> str:
 
 
 def _free_port() -> int:
-    """Return a free loopback port; apt-cacher-ng only accepts ports up to 32767.
-"""
+    """Return a free loopback port; apt-cacher-ng only accepts ports up to 32767."""
     for port in range(23142, 23342):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

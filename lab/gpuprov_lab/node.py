@@ -91,8 +91,7 @@ def power_off(lab: LabRecord, node: NodeRecord) -> None:
 
 
 def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
-    """Return the command that boots the node in its namespace with its simulated silicon.
-"""
+    """Return the command that boots the node in its namespace with its simulated silicon."""
     place = lab.node_place(node)
     # nspawn gives the node a cgroup v1 host's layout by default; Debian 13's systemd needs v2.
     unified = ["env", "UNIFIED_CGROUP_HIERARCHY=1", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1"]

@@ -28,8 +28,7 @@ def started_at(pid: int) -> int | None:
 def start(
     argv: Sequence[str | Path], pidfile: Path, log: Path, user: str | None = None, group: str | None = None
 ) -> int:
-    """Start `argv` in a new session with its output appended to `log`; saves its pid in `pidfile` and returns it.
-"""
+    """Start `argv` in a new session, append its output to `log`, save its pid and return it."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             [str(word) for word in argv],
@@ -54,8 +53,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def running(pidfile: Path) -> int | None:
-    """Return the pid in `pidfile` if that process still runs; a process that reuses the pid does not count.
-"""
+    """Return the pid in `pidfile` if that process still runs; a process with a reused pid is ignored."""
     for child in _children:
         child.poll()
     try:

@@ -139,8 +139,8 @@ def _described(entry: Mapping[str, Any], target: _Target, where: str) -> Iterato
 def _parted(nvr: str) -> tuple[str, str]:
     """Split a package name like rpm, at its last two hyphens, into name and version.
 
-        >>> _parted("kernel-devel-5.14.0-503.el9.x86_64")
-        ('kernel-devel', '5.14.0-503.el9')
+    >>> _parted("kernel-devel-5.14.0-503.el9.x86_64")
+    ('kernel-devel', '5.14.0-503.el9')
     """
     parts = nvr.removesuffix(".x86_64").rsplit("-", 2)
     if not parts[1][:1].isdigit() and parts[-1][:1].isdigit():

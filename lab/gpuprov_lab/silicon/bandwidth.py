@@ -1,17 +1,17 @@
-"""What copies between devices reach, as wiring and faults leave it."""
+"""Rates of copies between devices, as determined by wiring and faults."""
 
 import nics
 import noise
 
 
 def host(node, gpu, direction: str, spread: float = 0.004) -> float:
-    """GB/s between host memory and a GPU; `direction` is h2d or d2h."""
+    """Return GB/s between host memory and a GPU; `direction` is h2d or d2h."""
     rate = node.sku[direction] * noise.jitter(node, direction, gpu["slot"], spread)
     return rate * pcie_factor(node, gpu) * node.factor("h2d_slow", gpu=gpu["slot"])
 
 
 def pcie_factor(node, gpu) -> float:
-    """What remains of a GPU's PCIe link: lanes, and half for each generation it is behind."""
+    """Return the fraction of a GPU's PCIe rate that its lanes and generation leave (half per generation)."""
     best = node.sku["pcie"]
     lanes = min(node.given("pcie_width", "width", 16, gpu=gpu["slot"]), node.given("pcie_wired", "width", 16))
     behind = max(0, best - node.given("pcie_gen", "gen", best, gpu=gpu["slot"]))
@@ -19,7 +19,7 @@ def pcie_factor(node, gpu) -> float:
 
 
 def peer(node, one, other, kind: str):
-    """GB/s between two GPUs, None where one cannot reach the other; `kind`: read, write or bidirectional."""
+    """Return GB/s between two GPUs, None if they cannot reach each other; `kind`: read, write, bidirectional."""
     a, b = sorted([one["slot"], other["slot"]])
     if node.fault("pair_disabled", a=a, b=b):
         return None
@@ -37,14 +37,14 @@ def peer(node, one, other, kind: str):
 
 
 def local(node, gpu) -> float:
-    """GB/s of a copy within one GPU's memory."""
+    """Return GB/s of a copy within one GPU's memory."""
     # Eight H100s differ by 0.05 % (The Smol Training Playbook).
     rate = node.sku["local"] * node.factor("memory_slow", gpu=gpu["slot"])
     return rate * noise.jitter(node, "local", gpu["slot"], 0.0005)
 
 
 def collective(node, gpus: list, name: str, nvls: bool) -> float:
-    """The bus bandwidth in GB/s that a collective over these GPUs reaches for very large messages."""
+    """Return the bus bandwidth in GB/s of a collective over these GPUs for very large messages."""
     sku, slots = node.sku, [gpu["slot"] for gpu in gpus]
     if name == "all_reduce" and nvls:
         rate = sku["busbw"].get(len(gpus), sku["ring"]["all_reduce"])
@@ -58,16 +58,17 @@ def collective(node, gpus: list, name: str, nvls: bool) -> float:
         rate *= min(pcie_factor(node, gpu) for gpu in gpus)
     for fault in node.faults:
         if fault["id"] in ("slow_pair", "pair_disabled") and fault["a"] in slots and fault["b"] in slots:
-            # The ring has other ways to go, but not as many.
+            # The ring has other routes, but fewer.
             rate *= (1.0 + fault.get("factor", 0.2)) / 2.0
     return rate
 
 
 def through_cards(node, gpus: list):
-    """The bus bandwidth in GB/s of an all-reduce that goes through the RDMA cards, None where none is up.
+    """Return the bus bandwidth in GB/s of an all-reduce over RDMA cards, None if none is up.
 
-    Each GPU sends through the card beside it; a ring is as fast as its slowest. Behind PCIe 4.0 sending and
-    receiving get in each other's way (18 of 25 GB/s is what azurehpc-health-checks asks of an A100 node).
+    Each GPU sends through the card next to it; a ring is as fast as its slowest member. Behind PCIe 4.0
+    sending and receiving slow each other down (azurehpc-health-checks requires 18 of 25 GB/s of an A100
+    node).
     """
     cards = [card for card in nics.working(node) if card["board"] != "storage"]
     up = [card for card in cards if nics.link_of(node, card)[0].startswith("4")]

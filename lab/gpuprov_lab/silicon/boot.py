@@ -1,4 +1,4 @@
-"""What the kernel and udev do at boot: a new log, the modules the hardware asks for, those listed by name."""
+"""Boot actions of kernel and udev: a new log, the modules the hardware requests, those listed by name."""
 
 import platform
 from pathlib import Path
@@ -14,7 +14,7 @@ COLDPLUG = ("nvidia", "nvidia_modeset", "nvidia_drm", "nvidia_uvm")
 
 
 def boot(node, arguments: list) -> int:
-    """`boot`: run once, early, as root."""
+    """Run `boot`: once, early, as root."""
     del arguments
     for marker in (node.folder / "run").iterdir():
         marker.unlink()
@@ -29,7 +29,7 @@ def boot(node, arguments: list) -> int:
     kernel_log.append(node.folder, _kernel_lines(node), at=0.0)
     settings = Settings(node.root)
     for name in _wanted(node, settings):
-        # What did not work for one of NVIDIA's modules will not work for those that need it.
+        # If one of NVIDIA's modules failed, those that depend on it fail as well.
         if not _try(node, name) and name in modprobe.NVIDIA:
             break
     for name in _listed(node.root):
@@ -62,7 +62,7 @@ def _try(node, name: str) -> bool:
 
 
 def _listed(root: Path) -> list:
-    """Module names in modules-load.d, which systemd does not load in a container."""
+    """Return the module names in modules-load.d, which systemd does not load in a container."""
     names = []
     for place in ("usr/lib/modules-load.d", "run/modules-load.d", "etc/modules-load.d"):
         for path in sorted((root / place).glob("*.conf")):

@@ -1,6 +1,6 @@
-"""The root ports above the GPUs: PCI bridges with an ACS register that firmware fills and setpci can write.
+"""The root ports above the GPUs: PCI bridges with an ACS register that firmware sets and setpci can write.
 
-Nothing of it is in sysfs but configuration space: who is below whom stands in a bridge's bus numbers.
+sysfs only has their configuration space; a bridge's bus numbers show which devices are below it.
 """
 
 import struct
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from amd import sysfs as amd
 
-EXPRESS = 0x60  # the PCI Express capability: without it nobody looks for extended ones
-AER, ACS = 0x100, 0x148  # where the two extended capabilities are
+EXPRESS = 0x60  # the PCI Express capability, without which no tool reads extended ones
+AER, ACS = 0x100, 0x148  # the offsets of the two extended capabilities
 REDIRECTING = 0x1D  # source validation, request and completion redirect, upstream forwarding
-FIRMWARE = 0xF0  # a place of nobody's, where we note what firmware set
+FIRMWARE = 0xF0  # an unused offset that records the firmware's setting
 
 
 def wanted(node):
-    """Address -> files of sysfs of each bridge, but for its configuration space."""
+    """Yield (address, sysfs files) of each bridge, without its configuration space."""
     for slot, gpu in enumerate(node.gpus):
         yield (
             f"{gpu['address'][:4]}:00:{slot + 1:02x}.0",
@@ -33,8 +33,8 @@ def wanted(node):
 
 
 def write_config(node, folder: Path, address: str) -> None:
-    """Configuration space of the bridge at `address`; what was written into its register meanwhile is kept,
-    until the firmware's setting changes or the machine boots."""
+    """Write the configuration space of the bridge at `address`.
+    Later writes to its register are kept until the firmware's setting changes or the machine boots."""
     setting = REDIRECTING if node.fault("acs_on") else 0
     file = folder / "config"
     if file.exists() and file.read_bytes()[FIRMWARE] == setting:
@@ -54,7 +54,7 @@ def write_config(node, folder: Path, address: str) -> None:
 
 
 def reset(node) -> None:
-    """As firmware leaves the bridges at boot."""
+    """Reset the bridges to the firmware's boot state."""
     for address, _ in wanted(node):
         file = node.folder / "sys_pci" / address / "config"
         if file.exists():
@@ -62,6 +62,6 @@ def reset(node) -> None:
 
 
 def cpuinfo() -> str:
-    """This machine's /proc/cpuinfo as bare metal would print it: a server of eight GPUs is no guest."""
+    """Return this machine's /proc/cpuinfo as on bare metal, since a server with eight GPUs is not a guest."""
     text = Path("/proc/cpuinfo").read_text(errors="replace")
     return text.replace(" hypervisor ", " ")

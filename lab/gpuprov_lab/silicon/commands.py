@@ -1,4 +1,4 @@
-"""The two commands of the host side: `new` makes a node's hardware, `fault` breaks and heals it."""
+"""The two commands of the host side: `new` creates a node's hardware, `fault` breaks and repairs it."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from state import SCHEMA, Node, StateError, write_atomically
 
 
 def new(arguments: list) -> int:
-    """`new --dir DIR --sku SKU --name NODE --seed N [--speed X]`."""
+    """Run `new --dir DIR --sku SKU --name NODE --seed N [--speed X]`."""
     parser = argparse.ArgumentParser(prog="run.py new")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--sku", choices=sorted(SKUS), required=True)
@@ -54,7 +54,7 @@ def new(arguments: list) -> int:
 
 def _gpu(options, slot: int, bus: str) -> dict:
     sku, words = SKUS[options.sku], (options.seed, options.name, slot)
-    # An accelerator that is a processor as well has a socket, and a domain of the PCI bus, of its own.
+    # An accelerator that is also a CPU has its own socket and its own PCI domain.
     integrated = bool(sku.get("integrated"))
     sockets = len(sku["buses"]) if integrated else 2
     numa, per_node = slot // (len(sku["buses"]) // sockets), sku["cpus"] // sockets
@@ -72,14 +72,14 @@ def _gpu(options, slot: int, bus: str) -> dict:
 
 
 def fault(arguments: list) -> int:
-    """`fault --list [--json]`, or `fault --dir DIR set|clear|show …`."""
+    """Run `fault --list [--json]`, or `fault --dir DIR set|clear|show …`."""
     parser = argparse.ArgumentParser(prog="run.py fault")
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--list", action="store_true", help="every fault there is")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("action", nargs="?", choices=["set", "clear", "show"])
     parser.add_argument("words", nargs="*", help="set FAULT key=value…, clear [FAULT [key=value…]]")
-    # 3.6 has no parse_intermixed_args, and --json may stand behind `show`.
+    # Python 3.6 has no parse_intermixed_args, and --json may follow `show`.
     options = parser.parse_args(sorted(arguments, key=lambda word: word != "--json"))
     try:
         if options.list:
@@ -96,7 +96,7 @@ def fault(arguments: list) -> int:
             _set(node, faults.parse(options.words, node))
         else:
             _clear(node, options.words)
-        node = Node(options.dir)  # as the faults leave it
+        node = Node(options.dir)  # the state with the changed faults
         surfaces.write_all(node)
         if node.driver():
             surfaces.write_driver(node, *node.driver())
@@ -131,7 +131,7 @@ def _clear(node, words: list) -> None:
     node.save()
 
 
-HIDDEN = ("id", "reported", "since", "struck")  # what is kept of a fault beside what was asked for
+HIDDEN = ("id", "reported", "since", "struck")  # stored keys of a fault that are not its parameters
 
 
 def _line(one: dict) -> str:

@@ -1,4 +1,4 @@
-"""What the CUDA library tells a program that starts: an error, or the GPUs it may use."""
+"""The CUDA library's result for a starting program: an error, or the GPUs it may use."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ _PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64")
 
 
 def library_version(node, name: str) -> str:
-    """The version a library's link points to (`libnccl.so.2` → `2.27.7`); empty when it is not installed."""
+    """Return the version that a library's link points to (`libnccl.so.2` → `2.27.7`); empty if not installed."""
     for place in _PLACES:
         link = node.root / place / name
         if link.is_symlink():
@@ -24,7 +24,7 @@ def library_version(node, name: str) -> str:
 
 
 def cannot_start(node, program: str, *libraries: str) -> bool:
-    """Say what the dynamic linker says when a library is missing; True when one is. The status is 127."""
+    """Print the dynamic linker's error and return True if a library is missing. The status is 127."""
     for name in ("libcuda.so.1", *libraries):
         if not library_version(node, name):
             print(
@@ -37,7 +37,7 @@ def cannot_start(node, program: str, *libraries: str) -> bool:
 
 
 def error(node) -> int:
-    """What cuInit returns: 0, or a key of NAMES."""
+    """Return the result of cuInit: 0, or a key of NAMES."""
     driver = node.driver()
     if driver is None or not devices(node):
         return 100
@@ -47,7 +47,7 @@ def error(node) -> int:
 
 
 def devices(node) -> list:
-    """The GPUs in CUDA's order, as CUDA_VISIBLE_DEVICES leaves them: an unknown entry ends the list."""
+    """Return the GPUs in CUDA's order, filtered by CUDA_VISIBLE_DEVICES; an unknown entry ends the list."""
     usable = node.usable()
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -68,7 +68,7 @@ def devices(node) -> list:
 
 
 def runtime_version(node) -> int:
-    """The driver's CUDA version as the API gives it: 12.9 is 12090."""
+    """Return the driver's CUDA version in the API's form: 12.9 is 12090."""
     import telemetry
 
     major, minor = telemetry.cuda_version(node.driver()[0]).split(".")

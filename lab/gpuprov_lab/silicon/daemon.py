@@ -1,4 +1,4 @@
-"""Becoming a daemon, for the services whose units wait for the first process to end (Type=forking)."""
+"""Daemons, for services whose units wait for the first process to exit (Type=forking)."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def run_in_background(marker: Path) -> int:
-    """Leave a child that holds `marker` (its pid inside) until TERM; the caller gets 0 once it is there."""
+    """Fork a child that holds `marker` (with its pid) until TERM; the caller gets 0 once it is ready."""
     ready, done = os.pipe()
     child = os.fork()
     if child:
@@ -20,12 +20,12 @@ def run_in_background(marker: Path) -> int:
     for number in (0, 1, 2):
         os.dup2(null, number)
     hold(marker, lambda: os.write(done, b"1"))
-    os._exit(0)  # the parent's buffers and handlers are not ours
+    os._exit(0)  # skip the parent's buffers and handlers
     return 0
 
 
 def hold(marker: Path, ready) -> None:
-    """Write the marker, say so, and wait for TERM; then take it away."""
+    """Write the marker, signal readiness, wait for TERM, then remove the marker."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     marker.write_text(f"{os.getpid()}\n")
     ready()
@@ -33,4 +33,4 @@ def hold(marker: Path, ready) -> None:
     try:
         marker.unlink()
     except OSError:
-        sys.exc_info()  # taken away already, at a reboot
+        sys.exc_info()  # a reboot has already removed it

@@ -20,8 +20,7 @@ def host(node, gpu, direction: str) -> float:
 
 
 def local(node, gpu) -> float:
-    """Return GB/s of a copy within one GPU's memory. Eight of one machine differ by a percent (AMD's guide).
-"""
+    """Return GB/s of a copy within one GPU's memory. Eight in a node differ by a percent (AMD's guide)."""
     rate = node.sku["local"] * node.factor("memory_slow", gpu=gpu["slot"])
     return rate * noise.jitter(node, "local", gpu["slot"], 0.008)
 

@@ -1,4 +1,4 @@
-"""rocm-smi, AMD's older program, as far as people still ask for it: identity and memory, as JSON.
+"""rocm-smi, AMD's older program, limited to what is still in use: identity and memory, as JSON.
 
 Its keys are sentences, after ROCm/legacy-rocm-build issue 4750 (MI300X, ROCm 6.4).
 """
@@ -10,7 +10,7 @@ from amd import readings
 
 
 def rocm_smi(node, arguments: list) -> int:
-    """--showproductname, --showbus, --showuniqueid, --showmeminfo vram, --showmaxpower; all with --json."""
+    """Run --showproductname, --showbus, --showuniqueid, --showmeminfo vram, --showmaxpower, with --json."""
     if not node.loaded("amdgpu"):
         print("cat: /sys/module/amdgpu/initstate: No such file or directory", file=sys.stderr)
         print("ERROR:root:Driver not initialized (amdgpu not found in modules)", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""rocminfo: the agents that programs can compute with, processors first.
+"""rocminfo: the agents that programs can compute with, CPUs first.
 
-Forms: rocminfo 5.2 of Debian, and its output of an MI250X in ROCm/rocm_smi_lib issue 165.
+Forms: rocminfo 5.2 of Debian, and its output on an MI250X in ROCm/rocm_smi_lib issue 165.
 """
 
 import sys

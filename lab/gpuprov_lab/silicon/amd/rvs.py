@@ -1,8 +1,8 @@
-"""rvs, AMD's validation suite: the list of GPUs, and its modules gst (matrix products), iet (power) and mem.
+"""rvs, AMD's validation suite: its list of GPUs and its modules gst (matrix products), iet (power), mem.
 
 Forms: gst.so/src/gst_worker.cpp, iet.so/src/iet_worker.cpp, mem.so/src/rvs_memtest.cpp, src/rvsliblogger.cpp
-and src/rvs_util.cpp of ROCm/ROCmValidationSuite, and its output of an MI300X in AMD's guide to system
-validation. It exits 0 whatever it found, and results that differ do not change its `met`.
+and src/rvs_util.cpp of ROCm/ROCmValidationSuite, and its output on an MI300X in AMD's guide to system
+validation. It always exits with 0, and wrong results do not change its `met`.
 """
 
 import re
@@ -14,17 +14,17 @@ from load import Load, wait
 
 from amd import readings, smi
 
-# The version by the release of ROCm (CHANGELOG.md; `rvs -g` of 6.2.2 says 0.0.60202).
+# The version by the release of ROCm (CHANGELOG.md; `rvs -g` of 6.2.2 prints 0.0.60202).
 VERSIONS = [((6, 0), "0.0.60000"), ((6, 2), "0.0.60202"), ((6, 3), "1.1.0"), ((7, 0), "1.2.0"),
             ((7, 1), "1.3.0")]  # fmt: skip
 COMPARED = ("sgemm", "dgemm", "fp8_r", "fp16_r", "bf16_r")
-COMPARING = 0.45  # seconds of the processor's for each comparison, in which the GPU waits
-STARTING = 2.0  # until the inputs are made and copied
+COMPARING = 0.45  # CPU seconds for each comparison, during which the GPU waits
+STARTING = 2.0  # seconds until the inputs are created and copied
 NOT_LISTED = "No AMD compatible GPU found!"
 
 
 def rvs(node, arguments: list) -> int:
-    """`rvs -g`, `rvs --version`, `rvs -c FILE`."""
+    """Run `rvs -g`, `rvs --version` or `rvs -c FILE`."""
     release = smi.rocm(node)
     version = next((text for known, text in reversed(VERSIONS) if release >= known), VERSIONS[0][1])
     if arguments in (["-ver"], ["--version"]):
@@ -68,7 +68,7 @@ def _list(node, gpus: list, version: str) -> int:
 
 
 def _actions(text: str) -> list:
-    """The actions of a configuration: each its keys and their values, as texts."""
+    """Parse the actions of a configuration, each a mapping of keys to text values."""
     found: list = []
     for line in text.splitlines():
         begins = re.match(r"- name:\s*(\S+)", line)
@@ -94,7 +94,7 @@ def _run(node, gpus: list, action: dict, level: int) -> None:
     together = action.get("parallel") == "true"
     for group in [gpus] if together else [[gpu] for gpu in gpus]:
         with Load(node, "rvs", group):
-            # As the real one, a TERM ends it at once; unlike it, leave no mark behind.
+            # As in the real program, a TERM ends it at once; here it must not leave a load marker behind.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
             if action.get("module") in ("iet", "mem"):
                 (_iet if action["module"] == "iet" else _mem)(node, group, action, say, level)
@@ -103,7 +103,7 @@ def _run(node, gpus: list, action: dict, level: int) -> None:
 
 
 def _iet(node, gpus: list, action: dict, say: "_Log", _level: int) -> None:
-    """The power of each GPU again and again; what it compares with the target is the highest of them."""
+    """Print each GPU's power periodically; the highest value is compared with the target."""
     every = int(action.get("sample_interval", 1000)) / 1000.0
     for sample in range(int(int(action["duration"]) / 1000.0 / every) + 2):
         for gpu in gpus:
@@ -126,7 +126,7 @@ def _iet(node, gpus: list, action: dict, say: "_Log", _level: int) -> None:
         )
 
 
-# What each test says at its beginning.
+# The first line of each test.
 _TESTS = (
     *(
         "Test 1: Change one bit memory addresss  ",
@@ -141,7 +141,8 @@ _TESTS = (
 
 
 def _mem(node, gpus: list, action: dict, say: "_Log", level: int) -> None:
-    """No line names a GPU; test 1 always passes, and another that fails prints nothing in place of PASS."""
+    """Run the memory tests, whose lines name no GPU.
+    Test 1 always passes; another failing test prints nothing in place of PASS."""
     for gpu in gpus:
         wrong = node.given("memory_pattern", "test", 0, gpu=gpu["slot"])
         for index, begin in enumerate(_TESTS, 1):
@@ -168,7 +169,7 @@ def _number(node, gpu) -> int:
 
 
 class _Log:
-    """Lines with the time since the machine's start; its millionths have no zeros before them."""
+    """A log whose lines start with the uptime; its microseconds are not zero-padded."""
 
     def __init__(self, node) -> None:
         self.began = 40_000 + 3600 * noise.fraction(node.seed, node.name, "uptime", node.run_number)
@@ -181,7 +182,7 @@ class _Log:
 
 
 class _Worker:
-    """One GPU's thread: when its batch ends, and what it got wrong."""
+    """The thread of one GPU: the end of its batch, and its wrong results."""
 
     def __init__(self, node, gpu, action: dict, say: _Log) -> None:
         self.node, self.gpu, self.action, self.say = node, gpu, action, say
@@ -206,14 +207,14 @@ class _Worker:
         self.ends += self.work / self.rate + (COMPARING if self.compares else 0.0)
 
     def look(self) -> None:
-        """Whether the GPU still answers: a fault may come during the burn."""
+        """Check whether the GPU still responds, since a fault may strike during the burn."""
         slot = self.gpu["slot"]
         if not self.over and (self.node.lost(self.gpu) or self.node.fault("burn_dies", gpu=slot)):
             self.over = True
             self.say("ERROR ", f"[{self.action['name']}] gst {self.number} blas error !!!")
 
     def advance(self, elapsed: float) -> None:
-        """What it prints until so many seconds after the start."""
+        """Print the lines that are due until `elapsed` seconds after the start."""
         if self.ramping and elapsed >= self.began and not self.over:
             self._line("End of GPU ramp up", self.began)
             self.ramping = False

@@ -1,10 +1,10 @@
 """amd-smi: version, list, static, metric, topology, xgmi, bad-pages, process and set, as text or as JSON.
 
-Forms: amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi (ROCm 6.2 and 6.3), its CHANGELOG (what holds the clocks
-down), projects/amdsmi of ROCm/rocm-systems (7.1 and newer), `amd-smi static` of an MI210 in the tests of
-ROCm/device-metrics-exporter and of an MI300A in amd-smi's manual, amd/node-scraper's models
-of releases until 7.2. ROCm 6.3 and before print a list of GPUs, from 6.4 on it stands below `gpu_data`;
-limits of power are below `ppt0` from 7.2 on.
+Forms: amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi (ROCm 6.2 and 6.3), its CHANGELOG (throttling reasons),
+projects/amdsmi of ROCm/rocm-systems (7.1 and newer), `amd-smi static` of an MI210 in the tests of
+ROCm/device-metrics-exporter and of an MI300A in amd-smi's manual, amd/node-scraper's models of releases until
+7.2. ROCm 6.3 and older print a list of GPUs; since 6.4 it is below `gpu_data`; power limits are below `ppt0`
+since 7.2.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ NO_GPU = (
 NO_GROUPS = (
     "WARNING: User is missing the following required groups: render, video. Please add user to these groups."
 )
-SECONDS = 0.1  # for each GPU: it looks twice, to say for how long something held the clocks down
-# The library's version for ROCm releases, by the changelog of amdsmi; others get that of the last one before.
+SECONDS = 0.1  # for each GPU: it samples twice to measure how long the clocks were throttled
+# The library's version by ROCm release, after amdsmi's changelog; other releases get the preceding one's.
 LIBRARY = [((6, 0), "23.4.2"), ((6, 2), "24.6.3"), ((6, 3), "24.7.1"), ((6, 4), "25.3.0"), ((7, 0), "26.0.0"),
            ((7, 1), "26.1.0"), ((7, 2), "26.2.1")]  # fmt: skip
 
 
 def amd_smi(node, arguments: list) -> int:
-    """The commands above; anything else is refused as the program does."""
+    """Run one of the commands above, or reject the command as the program does."""
     words, chosen = _chosen(arguments)
     as_json = "--json" in arguments
     command = words[0] if words else ""
@@ -69,7 +69,7 @@ def amd_smi(node, arguments: list) -> int:
 
 
 def _chosen(arguments: list) -> tuple:
-    """(what is asked, numbers of the GPUs it is asked of; none: all of them)."""
+    """Return (the words of the command, the indices of the selected GPUs; empty for all)."""
     words, chosen, of_gpus = [], set(), False
     for word in arguments:
         if of_gpus and (word.isdigit() or word == "all"):
@@ -82,13 +82,13 @@ def _chosen(arguments: list) -> tuple:
 
 
 def _refused(message: str, code: int, as_json: bool) -> int:
-    """As amdsmi_cli_exceptions.py has it: on stdout, and the program ends as if all were well."""
+    """Print an error on stdout as in amdsmi_cli_exceptions.py, where the program still exits with 0."""
     print(json.dumps({"error": message, "code": code}) if as_json else f"{message} Error code: {code}")
     return 0
 
 
 def rocm(node) -> tuple:
-    """(major, minor) of the ROCm on the node: what its packages leave in /opt/rocm, else of the program."""
+    """Return (major, minor) of the node's ROCm, from its packages in /opt/rocm or the program's release."""
     try:
         text = (node.root / "opt/rocm/.info/version").read_text()
     except OSError:
@@ -180,7 +180,7 @@ def _process(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of
     return found
 
 
-# Below which name the GPUs stand from ROCm 6.4 on; commands that are not here print a list for ever.
+# The key above the GPUs since ROCm 6.4; commands that are not listed here always print a list.
 _NESTED = {"static": "gpu_data", "metric": "gpu_data", "topology": "gpu_data"}
 _NEWER = {"-l": (6, 4), "--link-status": (6, 4)}  # options, and the first release that has them
 _COMMANDS = {
@@ -195,8 +195,8 @@ _COMMANDS = {
 
 
 def _text(entry, depth: int = 0) -> str:
-    """The form for people: `GPU: 0`, and below it each value with its unit behind an upper-case name."""
-    if isinstance(entry, str):  # the rows of a table, which only JSON is asked for
+    """Render the text form: `GPU: 0`, and below it each value with its unit after an upper-case name."""
+    if isinstance(entry, str):  # the rows of a table, which is only requested as JSON
         return entry
     lines = []
     for name, value in entry.items():

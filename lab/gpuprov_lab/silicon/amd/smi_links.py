@@ -1,9 +1,9 @@
-"""What amd-smi says of the links between GPUs: `topology` and `xgmi`. Sources of the forms: smi.py."""
+"""amd-smi's output on the links between GPUs: `topology` and `xgmi`. Sources of the forms: smi.py."""
 
 from amd import readings
 from amd.smi_values import unit
 
-BY_GPU = (7, 1)  # the release whose `xgmi -l` says of each GPU how the links to it are
+BY_GPU = (7, 1)  # the first release whose `xgmi -l` lists the states of links by GPU
 
 
 def topology(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands
@@ -48,11 +48,11 @@ def xgmi(node, gpus, words, release) -> object:
 
 
 def _link_status(node, gpu, gpus, release) -> list:
-    """Of each link in its order: up, down, or disabled; the firmware of MI200s does not say. There are as
-    many places as GPUs, whatever the number of links (amdsmi_get_gpu_xgmi_link_status). The form is that of
-    AMD's changelog, `GPU0   0000:08:00.0  U  U  U  U  D  U  D  X`.
+    """Return the state of each link in order: up, down, or disabled; the firmware of MI200s reports none.
 
-    From 7.1 on it is of each GPU of the node, SELF among them: `U/U` of two links, N/A where there is none
+    There are as many entries as GPUs, whatever the number of links (amdsmi_get_gpu_xgmi_link_status), in the
+    form of AMD's changelog, `GPU0   0000:08:00.0  U  U  U  U  D  U  D  X`. Since 7.1 there is an entry for
+    each GPU of the node, SELF included: `U/U` for two links, N/A without a link
     (projects/amdsmi/amdsmi_cli/subcommands/xgmi.py of ROCm/rocm-systems)."""
     places = min(len(gpus), 8)
     states = readings.link_states(node, gpu) if node.sku["violations"] else []
@@ -62,7 +62,7 @@ def _link_status(node, gpu, gpus, release) -> list:
         return [state for _, state in states[:places]] + ["X"] * (places - len(states))
     shown = []
     for other in gpus:
-        # What is behind the last place of the library's list, it does not know.
+        # The library does not know links beyond the last entry of its list.
         letters = [state for number, (to, state) in enumerate(states) if to is other and number < places]
         shown.append("SELF" if other is gpu else "/".join(letters) or "N/A")
     return shown

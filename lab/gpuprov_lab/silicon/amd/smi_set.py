@@ -1,7 +1,7 @@
-"""`amd-smi set --power-cap`, the one setting that the simulated GPUs have.
+"""`amd-smi set --power-cap`, the only setting of the simulated GPUs.
 
-Its words differ by release: `-o WATTS` until 7.1, `-o ppt0 WATTS` in 7.2 (ROCm/legacy-rocm-build issue 5231,
-amd/MxGPU-Virtualization issue 26), `-o WATTS [ppt0]` later (amdsmi_parser.py of ROCm/rocm-systems).
+Its arguments differ by release: `-o WATTS` until 7.1, `-o ppt0 WATTS` in 7.2 (ROCm/legacy-rocm-build issue
+5231, amd/MxGPU-Virtualization issue 26), `-o WATTS [ppt0]` later (amdsmi_parser.py of ROCm/rocm-systems).
 """
 
 import json
@@ -9,12 +9,12 @@ import sys
 
 from amd import readings, sysfs
 
-NAMED = (7, 2)  # the release that wants to be told which limit
-LATER = (7, 13)  # the first release seen whose name stands behind, and may be missing
+NAMED = (7, 2)  # the release that requires the limit's name
+LATER = (7, 13)  # the first known release with the name last and optional
 
 
 def power_cap(node, gpus: list, words: list, release: tuple) -> int:
-    """`set -g N -o …`; what came of it is told of each GPU, and the status is 0 but for a wrong call."""
+    """Run `set -g N -o …` and print the outcome for each GPU; the status is 0 except for a wrong call."""
     if not node.privileged():
         print("PermissionError: Command requires elevation", file=sys.stderr)
         return 1
@@ -31,7 +31,7 @@ def power_cap(node, gpus: list, words: list, release: tuple) -> int:
 
 
 def _watts(words: list, release: tuple):
-    """The number, where these are the words of this release; else None."""
+    """Return the number if the arguments match this release; else None."""
     if release >= LATER:
         right = len(words) in (1, 2) and words[1:] in ([], ["ppt0"])
         return int(words[0]) if right and words[0].isdigit() else None

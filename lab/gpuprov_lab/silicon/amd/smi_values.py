@@ -1,4 +1,4 @@
-"""What amd-smi says of a GPU: `static`, what it is and how it is set, and `metric`, how it does right now.
+"""amd-smi's values of a GPU: `static` (identity and settings) and `metric` (current readings).
 
 Sources of the forms: smi.py.
 """
@@ -41,7 +41,7 @@ def _chosen(command: str, words: list) -> tuple:
 
 
 def absent(node, word: str, release: tuple) -> bool:
-    """Whether `static` lacks this section on a guest of a hypervisor (ROCm 6.2, 7.2: amdsmi_parser.py)."""
+    """Whether `static` lacks this section in a hypervisor's guest (ROCm 6.2, 7.2: amdsmi_parser.py)."""
     part = SHORT.get(word, word.lstrip("-"))
     return bool(node.fault("guest")) and (part in ("limit", "numa") or (part == "ras" and release < (6, 4)))
 
@@ -124,7 +124,7 @@ def _static_of(node, gpu, parts: list, release: tuple) -> dict:
         for name in ("subsystem_id", "num_compute_units", "target_graphics_version"):
             del values["asic"][name]
         values["asic"]["rev_id"] = "0x0"
-        values["vram"]["type"] = "HBM"  # its enum has no generation of it
+        values["vram"]["type"] = "HBM"  # its enum has no generations of HBM
     if compute and release < (7, 0):
         values["partition"] = {"compute_partition": compute, "memory_partition": memory}
     return {part: values[part] for part in parts if part in values}
@@ -165,7 +165,7 @@ def _metric_of(node, gpu, parts: tuple, release: tuple) -> dict:
             "gfx_voltage": "N/A",
             "soc_voltage": "N/A",
             "mem_voltage": "N/A",
-            # Products that tell which limit it was do not tell it here.
+            # Products that report the throttling limit do not report it here.
             "throttle_status": "N/A" if sku["violations"] else ("THROTTLED" if held else "UNTHROTTLED"),
             "power_management": "ENABLED",
         },

@@ -1,9 +1,8 @@
-"""What the kernel shows of AMD's GPUs: their PCI functions, what the driver amdgpu adds to them, and the
-topology of its compute part (kfd).
+"""The kernel's view of AMD GPUs: PCI functions, the files of the driver amdgpu, the kfd topology.
 
-Each GPU is behind two bridges of its own, as in `lspci -PP` of an MI300X in AMD's documentation: the link at
-the GPU is always whole, that of the slot is at the upper bridge. Files and their forms: drivers/gpu/drm/amd
-of the Linux kernel (amdgpu_ras.c, amdgpu_xgmi.c, kfd_topology.c), Documentation/gpu/amdgpu.
+Each GPU is behind two private bridges, as in `lspci -PP` of an MI300X in AMD's documentation: the link at the
+GPU is always whole, and the slot's link is at the upper bridge. Files and their forms: drivers/gpu/drm/amd of
+the Linux kernel (amdgpu_ras.c, amdgpu_xgmi.c, kfd_topology.c), Documentation/gpu/amdgpu.
 """
 
 import shutil
@@ -21,14 +20,14 @@ ORDER = (
     *("mp1", "fuse", "mca", "vcn", "jpeg"),
 )
 SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
-TREE = ".tree"  # below the PCI devices, which nobody lists; what stands there links into it
+TREE = ".tree"  # a hidden folder below the PCI devices; the visible entries link into it
 KFD = "sys/class/kfd"
 DRM = "sys/class/drm"
 STATES = {"reserved": "R", "pending": "P", "unreservable": "F"}
-UPPER, LOWER = "0x14a0", "0x14a1"  # its bridges: lspci of a Vega 20, open-mpi/hwloc pull request 406
+UPPER, LOWER = "0x14a0", "0x14a1"  # the bridges: lspci of a Vega 20, open-mpi/hwloc pull request 406
 XGMI, PCIE = 11, 2  # types of links between nodes of the topology (kfd_crat.h)
-XGMI_RATE = 50000  # MB a second, as the driver counts a link of 16 lanes (amdgpu_amdkfd.c)
-RATES = {3: 985, 4: 1969, 5: 3938}  # the same of a lane of PCIe
+XGMI_RATE = 50000  # MB/s in the driver's accounting of a 16-lane link (amdgpu_amdkfd.c)
+RATES = {3: 985, 4: 1969, 5: 3938}  # likewise of a PCIe lane
 _OF_DRIVER = (
     *("product_name", "serial_number", "unique_id", "vbios_version", "mem_info_vram_total"),
     *("current_compute_partition", "current_memory_partition", "pcie_replay_count", "xgmi_num_links"),
@@ -38,7 +37,7 @@ HWMON = "hwmon/hwmon3"
 
 
 def bridges_of(gpu) -> tuple:
-    """Addresses of the two bridges above a GPU, the upper one first; one that is in a processor has none."""
+    """Return the addresses of the two bridges above a GPU, upper first; empty for one inside a CPU."""
     if gpu["integrated"]:
         return ()
     bus = int(gpu["bus"], 16)
@@ -46,13 +45,13 @@ def bridges_of(gpu) -> tuple:
 
 
 def buses_of(gpu) -> tuple:
-    """(first, last) of the buses that belong to a GPU."""
+    """Return (first, last) of the buses that belong to a GPU."""
     bus = int(gpu["bus"], 16)
     return (bus if gpu["integrated"] else bus - 2), bus
 
 
 def pci(node):
-    """Address -> files of each function."""
+    """Yield (address, files) of each function."""
     for gpu in node.on_bus():
         link = readings.pcie(node, gpu)
         common = {"vendor": "0x1002", "numa_node": str(gpu["numa"]), "local_cpulist": gpu["cpus"]}
@@ -90,7 +89,7 @@ def _link(generation: int, width: int, best: int, widest: int) -> dict:
 
 
 def lay_out(node) -> None:
-    """The folders of the functions: links to where each is plugged in, as in sysfs."""
+    """Create the functions' folders: links to their positions in the tree, as in sysfs."""
     devices = node.folder / "sys_pci"
     for slot, gpu in enumerate(node.gpus):
         domain = gpu["address"][:4]
@@ -104,7 +103,7 @@ def lay_out(node) -> None:
 
 
 def write_bridge(folder: Path, gpu) -> None:
-    """Configuration space of one of a GPU's own bridges: which buses are below it, and nothing more."""
+    """Write the configuration space of one of a GPU's bridges, with only the bus numbers below it."""
     first, last = buses_of(gpu)
     own = int(folder.name[5:7], 16)
     device = UPPER if own == first else LOWER
@@ -116,7 +115,7 @@ def write_bridge(folder: Path, gpu) -> None:
 
 
 def _write_space(node, gpu, folder: Path) -> None:
-    """Configuration space of a GPU: power management, then PCIe with its device status, as lspci shows it."""
+    """Write a GPU's configuration space: power management, then PCIe with its device status, as in lspci."""
     space = bytearray(4096)
     struct.pack_into("<HHHHI", space, 0, 0x1002, int(node.sku["device"], 16), 0x0547, 0x0010, 0x120000 << 8)
     space[0x34], space[0x48:0x4A], space[0x64] = 0x48, bytes((0x01, 0x64)), 0x10
@@ -126,7 +125,7 @@ def _write_space(node, gpu, folder: Path) -> None:
 
 
 def write(node) -> None:
-    """What the driver adds, or nothing where it is not loaded; and its compute topology."""
+    """Write the driver's files, or remove them if it is not loaded, and its compute topology."""
     loaded = node.loaded("amdgpu")
     devices = node.folder / "sys_pci"
     taken = readings.answering(node) if loaded else []
@@ -151,8 +150,8 @@ def _clear(place: Path) -> None:
 
 
 def keep_memory_modes(node) -> None:
-    """The driver is about to be unloaded: a mode of memory that was asked for is that of the next time. All
-    GPUs of a hive change together (amdgpu_gmc.c). With another mode than the usual they are CPX."""
+    """Save a requested memory mode before the driver is unloaded; it applies from the next load on.
+    All GPUs of a hive change together (amdgpu_gmc.c). In any mode but the usual one they are CPX."""
     for gpu in readings.answering(node):
         place = node.folder / "sys_pci" / gpu["address"]
         asked = place / "current_memory_partition"
@@ -163,7 +162,8 @@ def keep_memory_modes(node) -> None:
 
 
 def _write_gpu(node, gpu, place: Path, started: list) -> None:
-    """`started`: the GPUs that the driver took; its row of links has a number for each of its own hive."""
+    """Write a GPU's files. `started`: the GPUs that the driver accepted.
+    The row of links has a number for each GPU of the same hive."""
     identity = readings.identity(node, gpu)
     compute, memory = readings.partition(node, gpu)
     own, hive = readings.links(node, gpu), readings.hive(node, gpu)
@@ -177,7 +177,7 @@ def _write_gpu(node, gpu, place: Path, started: list) -> None:
         files["xgmi_num_links"] = " ".join(f"{links:02x}" for links in row)
     else:
         _clear_links(place)
-    if not gpu["integrated"]:  # there is no board with a memory that tells of it, and no firmware
+    if not gpu["integrated"]:  # there is no board with a memory for them, and no firmware
         files.update(
             product_name=node.sku["product"], serial_number=identity["serial"], vbios_version=gpu["vbios"]
         )
@@ -223,7 +223,7 @@ def _write_counters(node, gpu, place: Path) -> None:
 
 
 def _write_cards(node, taken: list) -> None:
-    """The devices of the graphics driver, of which AMD's programs read by which cards they know a GPU."""
+    """Write the graphics driver's devices, by whose cards AMD's programs identify a GPU."""
     top = node.folder / DRM
     top.mkdir(parents=True, exist_ok=True)
     for known in list(top.iterdir()):  # the folder itself is mounted elsewhere
@@ -247,7 +247,7 @@ def _write_topology(node, taken: list) -> None:
     shutil.rmtree(str(top / "kfd"), ignore_errors=True)
     if not node.loaded("amdgpu"):
         return
-    (top / "kfd/proc").mkdir(parents=True)  # a folder for each process that computes: load.py
+    (top / "kfd/proc").mkdir(parents=True)  # a folder for each computing process: load.py
     for mark in (node.folder / "run").glob("load.*"):
         (top / "kfd/proc" / mark.suffix[1:]).mkdir()
     nodes = top / "kfd/topology/nodes"
@@ -304,7 +304,7 @@ def _hive_id(node, gpu) -> int:
 
 
 def _io_link(kind: int, ends: tuple, weight: int, least: int, most: int) -> str:
-    """`least`, `most`: MB a second, of one of the links and of all."""
+    """Render a link. `least`, `most`: MB/s of one link and of all links."""
     properties = {
         "type": kind,
         "version_major": 0,

@@ -1,8 +1,9 @@
-"""TransferBench: the list of devices, the preset p2p in one direction or both at once, and a2a.
+"""TransferBench: the list of devices, the preset p2p in one or both directions, and a2a.
 
 Forms: src/TransferBench.cpp of ROCm/TransferBench at v1.52 (RunPeerToPeerBenchmarks, DisplayTopology,
-RunAllToAllBenchmark), and of its newer releases src/client/Presets/PeerToPeer.hpp and src/client/
-Topology.hpp, which print the same matrix and another list; AMD's outputs of eight MI300X and eight MI350X.
+RunAllToAllBenchmark), and of its newer releases src/client/Presets/PeerToPeer.hpp and
+src/client/Topology.hpp, which print the same matrix and another list; AMD's outputs of eight MI300X and eight
+MI350X.
 """
 
 import os
@@ -13,13 +14,13 @@ from load import Load, wait
 from amd import copies, hip, smi
 
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-SECONDS = 0.35  # for each pair: buffers are filled, the copy is made thirteen times and compared
-NEWER = (6, 3)  # the release of ROCm from which on the list has its newer form: plausible, no more
-_LOCAL = 4.0e-9  # seconds of the processor for each byte that it fills and compares
+SECONDS = 0.35  # for each pair: buffers are filled, the copy runs thirteen times and is compared
+NEWER = (6, 3)  # the first release of ROCm with the newer list: merely plausible
+_LOCAL = 4.0e-9  # CPU seconds for each byte that is filled and compared
 
 
 def transferbench(node, arguments: list) -> int:
-    """`TransferBench` alone, or `p2p [bytes]`."""
+    """Run `TransferBench` without arguments, `p2p [bytes]` or `a2a [bytes]`."""
     if hip.cannot_start(node, "TransferBench", "libamdhip64.so.6"):
         return 127
     if hip.error(node):
@@ -156,7 +157,7 @@ def _p2p(node, gpus: list, size: int) -> int:
 
 
 def _both_ways(node, gpus: list, size: int) -> int:
-    """Of GPUs alone: two rows of each pair, and their sum."""
+    """Print the bidirectional rates of GPUs only: two rows for each pair, and their sum."""
     print(f"Bytes Per Direction {size}")
     print("Bidirectional copy peak bandwidth GB/s [Local read / Remote write] (GPU-Executor: GFX)")
     print(f"{'SRC' + chr(92) + 'DST':>12}" + "".join(f"    GPU {n:02d}" for n in range(len(gpus))))
@@ -180,7 +181,7 @@ def _both_ways(node, gpus: list, size: int) -> int:
 
 
 def _a2a(node, gpus: list, size: int) -> int:
-    """Copies of directly joined pairs, all at once."""
+    """Copy between all directly connected pairs at once."""
     rates = {
         (i, j): copies.together(node, one, other)
         for i, one in enumerate(gpus)
@@ -222,7 +223,7 @@ def _fails() -> int:
 
 
 def _rate(node, one, other, *, reads: bool) -> float:
-    """GB/s from one to the other; a processor is the number of its socket."""
+    """Return GB/s from one device to the other; a CPU is given as its socket number."""
     if not isinstance(one, dict) and not isinstance(other, dict):
         return 42.0 if one == other else 36.0
     if one is other:

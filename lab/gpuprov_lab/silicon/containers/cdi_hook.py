@@ -1,7 +1,7 @@
-"""nvidia-cdi-hook: what a container runtime runs inside a container that is being made.
+"""nvidia-cdi-hook, which container runtimes run inside a container that is being created.
 
-The runtime hands over the container's state as JSON on standard input; the folder named `bundle` in it holds
-config.json, which says where the container's root file system is.
+The runtime passes the container's state as JSON on standard input; the folder named by its `bundle` holds
+config.json, which contains the path of the container's root file system.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def nvidia_cdi_hook(node, arguments: list) -> int:
-    """The whole program."""
+    """Run nvidia-cdi-hook."""
     del node
     hooks = {"create-symlinks": _create_symlinks, "update-ldcache": _update_ldcache}
     if not arguments:
@@ -45,7 +45,7 @@ def _create_symlinks(root: Path, arguments: list) -> None:
 
 
 def _update_ldcache(root: Path, arguments: list) -> None:
-    """Runs the host's ldconfig on the container's file system."""
+    """Run the host's ldconfig on the container's file system."""
     (root / "etc").mkdir(exist_ok=True)
     for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
         if os.access(program, os.X_OK):

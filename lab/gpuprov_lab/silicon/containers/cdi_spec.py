@@ -1,4 +1,4 @@
-"""The CDI specification that nvidia-ctk writes: which device files, libraries and hooks a container gets.
+"""The CDI specification that nvidia-ctk writes: the device files, libraries and hooks for a container.
 
 The order of keys, the indentation and the options are those of `nvidia-ctk cdi generate` 1.18 to 1.20.
 """
@@ -20,17 +20,17 @@ BINARIES = (
     "nvidia-persistenced",
     "nvidia-smi",
 )
-# What stands in for the hardware behind the real device files.
+# Substitutes of the hardware behind the real device files.
 SIMULATED = ("/usr/lib/silicon", "/var/lib/silicon")
 
 
 def version_of(text: str) -> tuple:
-    """1.19.1 -> (1, 19, 1)"""
+    """Parse a version: 1.19.1 -> (1, 19, 1)."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def build(node, toolkit: str) -> dict:
-    """The specification, in the order in which it is written."""
+    """Build the specification, with keys in the order of the file."""
     edits = [(gpu, _edits_of_gpu(gpu, version_of(toolkit))) for gpu in node.usable()]
     named = []
     every = []
@@ -77,7 +77,7 @@ def _edits_of_gpu(gpu, toolkit: tuple) -> dict:
 
 
 def _closed_groups(nodes: list) -> list:
-    """The groups a container needs, because not everybody may use the device."""
+    """Return the groups that a container needs for devices with restricted access."""
     return sorted({one["gid"] for one in nodes if one.get("gid") and one["fileMode"] & 0o006 != 0o006})
 
 
@@ -166,7 +166,7 @@ def _links(node, libraries: list, driver: str) -> list:
 
 
 def to_yaml(value, depth: int = 0) -> str:
-    """Block style, indented by four, as the toolkit's YAML library writes it."""
+    """Render block style, indented by four, like the toolkit's YAML library."""
     lines = []
     pad, below = " " * depth, depth // 4 * 4 + 4
     for key, one in value.items():

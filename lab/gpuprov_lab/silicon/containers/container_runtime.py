@@ -1,7 +1,7 @@
-"""nvidia-container-runtime: gives a container the GPUs its environment asks for, then becomes runc or crun.
+"""nvidia-container-runtime: adds the GPUs that a container's environment requests, then becomes runc or crun.
 
-Since toolkit 1.18 its mode `auto` means: make a CDI specification on the spot, apply the edits of the devices
-in NVIDIA_VISIBLE_DEVICES to the container's config.json.
+Since toolkit 1.18 its mode `auto` generates a CDI specification on the fly and applies the edits of the
+devices in NVIDIA_VISIBLE_DEVICES to the container's config.json.
 """
 
 import json
@@ -17,7 +17,7 @@ from containers import cdi_spec, nvidia_ctk
 
 
 def nvidia_container_runtime(node, arguments: list) -> int:
-    """The whole program; replaced by the low-level runtime unless something is wrong."""
+    """Run nvidia-container-runtime, which is replaced by the low-level runtime unless it fails."""
     bundle = _bundle(arguments)
     if "create" in arguments or "run" in arguments:
         config = Path(bundle) / "config.json"
@@ -52,7 +52,7 @@ def _low_level(node) -> list:
 
 
 def _add_gpus(node, settings: dict) -> bool:
-    """Apply the devices that the container's environment names; False when it names none."""
+    """Apply the devices that the container's environment names; False if it names none."""
     environment = settings["process"].get("env", [])
     asked = [one.partition("=")[2] for one in environment if one.startswith("NVIDIA_VISIBLE_DEVICES=")]
     if not asked or asked[-1] in ("", "void", "none"):

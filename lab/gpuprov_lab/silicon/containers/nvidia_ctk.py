@@ -57,7 +57,7 @@ path = "nvidia-ctk"
 
 
 def nvidia_ctk(node, arguments: list) -> int:
-    """The whole program."""
+    """Run nvidia-ctk."""
     version = os.environ.get("SILICON_VERSION") or "1.19.1"
     words = [word for word in arguments if word not in ("--debug", "--quiet", "-d", "-q")]
     if words in (["--version"], ["-v"]):
@@ -114,7 +114,7 @@ def _generate(node, flags: dict, version: str) -> int:
         return 0
     path = node.root / output.lstrip("/")
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.new")  # not *.yaml: runtimes read the folder at any time
+    fresh = path.with_name(f".{path.name}.new")  # not *.yaml, since runtimes read the folder at any time
     fresh.write_text(text)
     fresh.chmod(0o644)
     fresh.replace(path)
@@ -123,7 +123,7 @@ def _generate(node, flags: dict, version: str) -> int:
 
 
 def _config(node, words: list) -> int:
-    """`config [--config-file=PATH] [--in-place] [--set SECTION.KEY=VALUE]…`; prints unless --in-place."""
+    """Run `config [--config-file=PATH] [--in-place] [--set SECTION.KEY=VALUE]…`; prints unless --in-place."""
     given = [word.partition("=")[2] for word in words if word.startswith(("--config-file=", "--config="))]
     path = node.root / (given[0] if given else CONFIG).lstrip("/")
     text = path.read_text() if path.exists() else _CONFIG_TEXT
@@ -149,7 +149,7 @@ def _config(node, words: list) -> int:
 
 
 def _dev_char(dry_run: bool) -> int:
-    """/dev/char/MAJOR:MINOR for each device file of the driver."""
+    """Create /dev/char/MAJOR:MINOR for each device file of the driver."""
     place = Path("/dev/char")
     for path in [*sorted(Path("/dev").glob("nvidia*")), *sorted(Path("/dev/nvidia-caps").glob("*"))]:
         if path.is_dir() or path.name.startswith(("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")):

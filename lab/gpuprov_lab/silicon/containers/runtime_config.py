@@ -1,4 +1,4 @@
-"""`nvidia-ctk runtime configure`: the settings of Docker, containerd and CRI-O, as the tool writes them."""
+"""`nvidia-ctk runtime configure`: the settings of Docker, containerd and CRI-O as the tool writes them."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from containers.logrus import log
 
-# What it takes for the options of a runtime when its source knows no runc.
+# The tool's default options of a runtime if its source has no runc.
 _RUNTIME = """\
         [plugins."{plugin}".containerd.runtimes.nvidia]
           privileged_without_host_devices = false
@@ -32,7 +32,7 @@ _CRIO = """
 
 
 def configure(node, flags: dict) -> int:
-    """`runtime configure --runtime=NAME [--set-as-default] [--cdi.enabled]`."""
+    """Run `runtime configure --runtime=NAME [--set-as-default] [--cdi.enabled]`."""
     runtime = flags.get("--runtime", "docker")
     default = "--set-as-default" in flags or "--nvidia-set-as-default" in flags
     cdi = bool({"--cdi.enabled", "--cdi.enable", "--enable-cdi"} & set(flags))
@@ -67,16 +67,16 @@ def _docker(path: Path, default: bool, cdi: bool) -> str:
     if default:
         settings["default-runtime"] = "nvidia"
     if cdi:
-        settings["features"] = {"cdi": True}  # the tool forgets the other features here
+        settings["features"] = {"cdi": True}  # the tool drops the other features here
     return json.dumps(settings, indent=4, sort_keys=True)
 
 
 def _containerd(node, drop_in: Path, flags: dict) -> str:
-    """The drop-in; containerd reads it only if its main file imports it.
+    """Build the drop-in; containerd reads it only if its main file imports it.
 
-    Up to 2.0 containerd does not merge what two files say of one plugin: the drop-in's replaces the other's.
-    So the tool copies the plugin's whole section from its source, which is the main file unless it is told to
-    ask containerd: then what nobody wrote down, such as runc, is in it too.
+    Up to 2.0 containerd does not merge two files' settings of one plugin: the drop-in's replace the other's.
+    So the tool copies the plugin's whole section from its source, by default the main file. If it is told to
+    query containerd instead, defaults that no file contains, such as runc, are included.
     """
     main = node.root / (flags.get("--config") or "/etc/containerd/config.toml").lstrip("/")
     text = main.read_text() if main.exists() else "version = 2\n"
@@ -118,7 +118,7 @@ def _containerd(node, drop_in: Path, flags: dict) -> str:
 
 
 def _tables(text: str, prefix: str) -> dict:
-    """Header -> lines, of the tables of one plugin in a TOML file."""
+    """Return header -> lines of the tables of one plugin in a TOML file."""
     found, header = {}, ""
     for line in text.splitlines():
         if line.strip().startswith("["):
