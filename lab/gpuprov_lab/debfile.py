@@ -71,7 +71,7 @@ def unpack(files: Mapping[str, PackedFile], tree: Path) -> None:
 
 
 def control_text(fields: Mapping[str, str]) -> str:
-    """Render `fields` as a control stanza (deb-control(5)), the description last with indented later lines."""
+    """Render `fields` as a control stanza (deb-control(5)) with the description at the end."""
     lines = [f"{key}: {value}" for key, value in fields.items() if value and key != "Description"]
     first, *rest = fields.get("Description", "").strip().splitlines() or ["no description"]
     lines += [f"Description: {first}", *(f" {line.strip() or '.'}" for line in rest)]

@@ -52,7 +52,7 @@ def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: S
 
 
 def _object(sections: Sequence[tuple[str, int, int, bytes, int, int, int]]) -> bytes:
-    """Build a relocatable ELF file; a section is (name, type, flags, content, alignment, entry size, link)."""
+    """Build a relocatable ELF file of sections (name, type, flags, content, alignment, entry size, link)."""
     names = b"\0" + b"".join(section[0].encode() + b"\0" for section in sections) + b".shstrtab\0"
     everything = [*sections, (".shstrtab", _STRTAB, 0, names, 1, 0, 0)]
     body, headers = b"", b"\0" * 64

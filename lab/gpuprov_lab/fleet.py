@@ -247,6 +247,7 @@ def power(name: str, member: str, on: bool) -> None:
 
 def status(lab: LabRecord) -> list[dict[str, Any]]:
     """Return a mapping per node: name, address, sku, release, state (`off`, `booting`, `up`), faults.
+
     Nodes that should have NVIDIA's own nvidia-smi also report who prints it (real_smi.printer)."""
 
     def one(member: NodeRecord) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def pcie_factor(node, gpu) -> float:
 
 
 def peer(node, one, other, kind: str):
-    """Return GB/s between two GPUs, None if they cannot reach each other; `kind`: read, write, bidirectional."""
+    """Return GB/s between two GPUs, None without a route; `kind`: read, write or bidirectional."""
     a, b = sorted([one["slot"], other["slot"]])
     if node.fault("pair_disabled", a=a, b=b):
         return None

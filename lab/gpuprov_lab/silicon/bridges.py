@@ -1,4 +1,4 @@
-"""The root ports above the GPUs: PCI bridges with an ACS register that firmware sets and setpci can write.
+"""The root ports above the GPUs: PCI bridges with a writable ACS register that firmware sets.
 
 sysfs only has their configuration space; a bridge's bus numbers show which devices are below it.
 """

@@ -15,7 +15,7 @@ _PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64")
 
 
 def library_version(node, name: str) -> str:
-    """Return the version that a library's link points to (`libnccl.so.2` → `2.27.7`); empty if not installed."""
+    """Return the version of a library's link target (`libnccl.so.2` → `2.27.7`); empty if not installed."""
     for place in _PLACES:
         link = node.root / place / name
         if link.is_symlink():

@@ -1,6 +1,6 @@
 """dcgmi diag -j: the JSON of DCGM 4 (NVIDIA/DCGM v4.6.0, dcgmi/Diag.cpp:1060-1290), or of DCGM 3.
 
-Both print what jsoncpp makes of the document (toStyledString).
+Both are printed in jsoncpp's layout (toStyledString).
 """
 
 import os
@@ -28,7 +28,7 @@ NAMES = {"quick": 1, "short": 1, "medium": 2, "long": 3, "xlong": 4}
 
 
 def dcgmi(node, arguments: list) -> int:
-    """The whole program; returns its exit status: DCGM's status modulo 256."""
+    """Run dcgmi and return its exit status: DCGM's status modulo 256."""
     if arguments[:1] != ["diag"] or "-r" not in arguments[:-1] or "-j" not in arguments:
         print("Usage: dcgmi diag -r <level> -j", file=sys.stderr)
         return 1
@@ -83,7 +83,7 @@ def _test(node, gpus: list, name: str) -> dict:
 
 
 def _wrong(node, slot: int, index: int, name: str):
-    """(text, error id, category, severity) of what this test finds on a GPU, or None."""
+    """Return (text, error id, category, severity) of this test's finding on a GPU, or None."""
     if name == "software":
         if node.fault("row_remap_failure", gpu=slot):
             return f"GPU {index} had a row remapping failure.", 83, MEMORY, ISOLATE
@@ -111,7 +111,7 @@ SOFTWARE = (
     "Environment Variables", "Page Retirement/Row Remap", "Graphics Processes", "Inforom",
 )  # fmt: skip
 REMAP = "Page Retirement/Row Remap"
-# The test of DCGM 4 -> the category and the name that dcgmi 3 gives it (Diag.cpp:97-108, 1478-1500).
+# A test of DCGM 4 -> its category and name in dcgmi 3 (Diag.cpp:97-108, 1478-1500).
 V3_NAMES = {
     "pcie": ("Integration", "PCIe"),
     "memory": ("Hardware", "GPU Memory"),
@@ -124,11 +124,11 @@ V3_NAMES = {
 
 
 def _as_version_3(node, gpus: list, version: str, tests: list) -> dict:
-    """The document of dcgmi 3, as HelperJsonBuildOutput of NVIDIA/DCGM v3.3.9 builds it
-    (dcgmi/Diag.cpp:1212-1500); `tests` is what ran, as DCGM 4 has it.
+    """Convert to dcgmi 3's document, after HelperJsonBuildOutput of NVIDIA/DCGM v3.3.9.
 
-    Its software tests have one result each, of no GPU unless it failed; the text of such a warning is called
-    `warnings`, too. The others have one result for each GPU, whose number is a text.
+    Source: dcgmi/Diag.cpp:1212-1500; `tests` are those that ran, in DCGM 4's form. The software tests have
+    one result each, without a GPU unless it failed; the text of such a warning is also called `warnings`. The
+    others have one result for each GPU, whose number is a text.
     """
     categories = {"Deployment": [], "Integration": [], "Hardware": [], "Stress": []}
     for test in tests:
@@ -155,7 +155,7 @@ def _software(name: str, results: list) -> dict:
     wrong = [one for one in results if one["status"] == "Fail"] if name == REMAP else []
     found = {"status": "Fail" if wrong else "Pass"}
     if wrong:
-        found["gpu_id"] = wrong[-1]["entity_id"]  # the last one's: the entry is one for all
+        found["gpu_id"] = wrong[-1]["entity_id"]  # of the last one, since all share one entry
         warnings = [warning for one in wrong for warning in one["warnings"]]
         found["warnings"] = [dict(_kept(warning), warnings=warning["warning"]) for warning in warnings]
     return {"name": name, "results": [found]}

@@ -1,7 +1,7 @@
-"""Device files of the drivers, /dev/nvidia* and /dev/kfd: with the real names and numbers, nothing behind.
+"""Device files /dev/nvidia* and /dev/kfd, with real names and numbers but nothing behind them.
 
-Opening one fails as it does without a driver (ENXIO). Where the host's own kernel has a driver under such a
-number, the files are null devices: no lab node may reach a GPU of the host.
+Opening one fails as without a driver (ENXIO). If the host's own kernel has a driver with such a number, the
+files are null devices, since no lab node may reach a GPU of the host.
 """
 
 import os
@@ -17,9 +17,9 @@ NULL = (1, 3)
 
 
 def make(node, module: str) -> None:
-    """The files that appear when `module` is loaded: by udev, or by nvidia-modprobe on the first use."""
+    """Create the files that appear when `module` is loaded, by udev or by nvidia-modprobe on first use."""
     if str(node.root) != "/" or not os.access("/dev", os.W_OK):
-        return  # a test's machine, or a user: neither gets device files
+        return  # a test's machine or an unprivileged user gets no device files
     for path, numbers, mode, group in _files(node, module):
         place = Path(path)
         place.parent.mkdir(exist_ok=True)
@@ -29,7 +29,7 @@ def make(node, module: str) -> None:
         try:
             os.mknod(path, mode | stat.S_IFCHR, os.makedev(*harmless(numbers)))
             os.chown(path, 0, group)
-        except PermissionError:  # a node may be too confined for it: then there are none
+        except PermissionError:  # the node may be confined; it gets no device files then
             return
         finally:
             os.umask(previous)
@@ -55,21 +55,21 @@ def _files(node, module: str) -> list:
 
 
 def harmless(numbers: tuple) -> tuple:
-    """These numbers, or those of the null device where the host has a driver for them."""
+    """Return these numbers, or the null device's if the host has a driver for them."""
     section = Path("/proc/devices").read_text().partition("Block devices:")[0]
     taken = {line.split()[0] for line in section.splitlines() if line[:3].strip().isdigit()}
     return NULL if str(numbers[0]) in taken else numbers
 
 
 def confine(node) -> None:
-    """In a container a program finds only the GPUs whose device files it was given.
+    """Restrict a program in a container to the GPUs whose device files the container was given.
 
-    What tells a container from its node is /proc, which every container has of its own: ours is not in it.
+    A container is recognised by its own /proc, which lacks the simulated entries.
     """
     ours = str(node.root) == "/" and str(node.folder) == "/var/lib/silicon"
     if ours and node.driver() and not Path("/proc/driver/nvidia").exists():
         node.gpus = [gpu for gpu in node.gpus if Path(f"/dev/nvidia{gpu['slot']}").exists()]
-    # A container has the host's /sys, in which our module is not.
+    # A container has the host's /sys, without the simulated module.
     if ours and node.loaded("amdgpu") and not Path("/sys/module/amdgpu").exists():
         there = Path("/dev/kfd").exists()
         node.gpus = [
@@ -78,7 +78,7 @@ def confine(node) -> None:
 
 
 def numbers(path: str):
-    """(major, minor, permission bits, group) of a device file, or None."""
+    """Return (major, minor, permission bits, group) of a device file, or None."""
     try:
         found = Path(path).stat()
     except OSError:

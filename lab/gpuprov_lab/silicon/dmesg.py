@@ -1,4 +1,4 @@
-"""dmesg: prints the simulated kernel log, with the options people use."""
+"""dmesg: prints the simulated kernel log, with the commonly used options."""
 
 import sys
 import time
@@ -19,12 +19,12 @@ _WITH_VALUE = (
     "--until",
 )
 
-_LOOK = 0.2  # seconds between two looks at the log
+_LOOK = 0.2  # seconds between two polls of the log
 
 
 def dmesg(node, arguments: list) -> int:
-    """-T, -t, --time-format, -x and -r change the output, -w goes on; filters pass everything; -C is not
-    obeyed."""
+    """Run dmesg: -T, -t, --time-format, -x and -r change the format, -w follows the log.
+    Filters let everything pass, and -C is ignored."""
     if not node.privileged() and _restricted():
         print("dmesg: read kernel buffer failed: Operation not permitted", file=sys.stderr)
         return 1
@@ -50,7 +50,7 @@ def dmesg(node, arguments: list) -> int:
         found = kernel_log.read(node.folder)
         for seconds, text in found[shown:]:
             head = prefix + _stamp(style, seconds, began + seconds)
-            # The further lines of a message stand below its first one.
+            # Continuation lines of a message are indented below its first one.
             print(head + text.replace("\\x0a", "\n" + " " * len(head)), flush=follow)
         shown = len(found)
         if not follow:

@@ -1,4 +1,4 @@
-"""The logs of fabric manager and IMEX, and what faults write to them: fabric_log.json, kind -> lines."""
+"""The logs of fabric manager and IMEX, and the lines for faults: fabric_log.json, kind -> lines."""
 
 import json
 import os
@@ -9,7 +9,7 @@ KINDS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8
 
 
 def write(path: Path, level: str, text: str) -> None:
-    """One line of a log. Raises OSError."""
+    """Write one line of a log. Raises OSError."""
     stamp = time.strftime("[%b %d %Y %H:%M:%S]")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
@@ -17,7 +17,7 @@ def write(path: Path, level: str, text: str) -> None:
 
 
 def report(node, fault: dict) -> None:
-    """Write what the daemon logs about one of these faults; nothing about others."""
+    """Write the daemon's lines for one of these faults; a no-op for others."""
     kinds = {"fabric_line": "trouble", "fabric_line_harmless": "harmless"}
     if fault["id"] not in kinds:
         return

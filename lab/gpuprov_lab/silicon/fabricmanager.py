@@ -1,4 +1,4 @@
-"""nv-fabricmanager: refuses a driver of another version, and has nothing to do without NVSwitches."""
+"""nv-fabricmanager: rejects a driver of another version, and exits if there are no NVSwitches."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ CONFIGURED_WITH_GPUS = (
 
 
 def fabricmanager(node, arguments: list) -> int:
-    """The whole program: a daemon unless its settings say otherwise."""
+    """Run nv-fabricmanager, as a daemon unless its settings say otherwise."""
     mine = os.environ.get("SILICON_VERSION") or node.library()
     if "-v" in arguments or "--version" in arguments:
         print(f"Fabric Manager version is : {mine}")
@@ -46,7 +46,7 @@ def fabricmanager(node, arguments: list) -> int:
         return 0
     if node.sku["fabric"] == "nvlink5":
         missing = _switch_manager(node)
-        if missing:  # the script that starts both says so, and has no log
+        if missing:  # reported by the script that starts both, which has no log
             print(missing, file=sys.stderr)
             return 1
     present = {gpu["slot"] for gpu in node.usable()}
@@ -90,19 +90,19 @@ class _Log:
         self.path = node.root / name.lstrip("/")
 
     def write(self, level: str, text: str) -> None:
-        """One line of the file."""
+        """Write one line to the file."""
         try:
             fabric_log.write(self.path, level, text)
         except OSError as error:
             print(f"could not open log file {self.path}: {error}", file=sys.stderr)
 
     def say(self, text: str) -> None:
-        """A line for file and journal."""
+        """Write a line to the file and to the journal."""
         self.write("INFO", text)
         print(text)
 
     def failure(self, text: str) -> int:
-        """An error for file and journal; the exit status that goes with it."""
+        """Write an error to the file and to the journal; returns the exit status for it."""
         self.write("ERROR", text)
         print(text, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""fio 3.39 with --output-format=json, as far as a disk's speed goes (axboe/fio, stat.c)."""
+"""fio 3.39 with --output-format=json, limited to a disk's speed (axboe/fio, stat.c)."""
 
 import json
 import os
@@ -8,12 +8,12 @@ import time
 import noise
 from load import Load, wait
 
-WRITE, READ = 2800.0, 6700.0  # MB/s of one NVMe disk of the kind such machines have
+WRITE, READ = 2800.0, 6700.0  # MB/s of one NVMe disk of the kind common in such machines
 SIDES = ("read", "write", "trim")
 
 
 def _jobs(arguments: list) -> list:
-    """The jobs of the command line: what stands before the first --name holds for all."""
+    """Parse the jobs of the command line; options before the first --name apply to all."""
     common, jobs = {}, []
     for word in arguments:
         name, _, value = word.lstrip("-").partition("=")
@@ -25,7 +25,7 @@ def _jobs(arguments: list) -> list:
 
 
 def fio(node, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run fio and return its exit status."""
     jobs = _jobs(arguments)
     if not jobs:
         print("No job(s) defined\n")

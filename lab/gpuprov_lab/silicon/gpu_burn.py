@@ -1,4 +1,4 @@
-"""gpu_burn: its loose argument parsing, its progress line, its summary; exit 0 for OK and FAULTY alike.
+"""gpu_burn: loose argument parsing, progress line, summary; exit status 0 for OK and FAULTY alike.
 
 Version 1.0 ends with `Killing processes.. `, later ones announce SIGTERM and wait (source: wilicc/gpu-burn).
 """
@@ -40,13 +40,13 @@ Examples:
 
 
 def _leading_integer(text: str) -> int:
-    """C's atoi: the digits at the start, or 0."""
+    """Parse like C's atoi: the digits at the start, or 0."""
     found = re.match(r"\s*([+-]?\d+)", text)
     return int(found.group(1)) if found else 0
 
 
 class Options:
-    """The command line as the real program reads it: by substring, by position, without complaint."""
+    """The command line as the real program parses it: by substring, by position, without errors."""
 
     def __init__(self, arguments: list) -> None:
         self.double = self.tensor = self.help = self.list = self.bad = False
@@ -87,7 +87,7 @@ class Options:
 
 
 def gpu_burn(node, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run gpu_burn and return its exit status."""
     options = Options(arguments)
     if options.bad:
         print(f"Syntax error near {options.bad}", file=sys.stderr)
@@ -103,8 +103,7 @@ def gpu_burn(node, arguments: list) -> int:
         return 0
     head = "" if options.given else "Run length not specified in the command line. "
     head += f"Using compare file: {options.kernel}\nBurning for {options.seconds} seconds.\n"
-    # The program's own lines wait in its buffer unless it writes to a terminal; every child inherits what
-    # waits there.
+    # The program buffers its own lines unless it writes to a terminal, and every child inherits the buffer.
     waiting = "" if sys.stdout.isatty() else head
     if not waiting:
         print(head, end="")
@@ -152,7 +151,7 @@ def _burn(node, options: Options, waiting: str) -> int:
         print("\n\nNo clients are alive!  Aborting", file=sys.stderr)
         return NO_CLIENTS
     with Load(node, "gpu_burn", gpus):
-        # As the real one, a TERM ends it at once; unlike it, leave no mark behind.
+        # As in the real program, a TERM ends it at once; here it must not leave a load marker behind.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         clients = [_Client(node, options, gpu) for gpu in gpus]
         print(waiting, end="")
@@ -168,7 +167,7 @@ def _total(node, gpu) -> int:
 
 
 class _Client:
-    """One GPU's process: how much it has done after so many seconds, and what it got wrong."""
+    """The process of one GPU: its progress after some seconds, and its wrong results."""
 
     def __init__(self, node, options: Options, gpu) -> None:
         slot = gpu["slot"]
@@ -186,7 +185,7 @@ class _Client:
         self.look()
 
     def look(self) -> None:
-        """What is wrong with the GPU now: a fault may come during the burn."""
+        """Update the GPU's faults, since one may strike during the burn."""
         self.wrong = self.node.given("burn_errors", "errors", 0, gpu=self.slot)
         gone = self.node.lost(self.gpu) or bool(self.node.silent(self.gpu))
         self.dies = gone or self.node.fault("burn_dies", gpu=self.slot) is not None
@@ -199,7 +198,7 @@ class _Client:
         return int(asked) if asked else int(self.available * 0.9)
 
     def advance(self, elapsed: float) -> bool:
-        """Bring the counters to `elapsed` seconds; True when the process reported something."""
+        """Advance the counters to `elapsed` seconds; True if the process reported anything."""
         self.progress += (elapsed - self.elapsed) / self.batch_seconds
         self.elapsed = elapsed
         batches = int(self.progress)
@@ -216,13 +215,13 @@ class _Client:
         return True
 
     def temperature(self, moment) -> int:
-        """What its sensor says then."""
+        """Return the sensor's value at this moment."""
         gpu = self.node.gpus[self.slot]
         return telemetry.read(self.node, gpu, self.slot, moment)["temperature"]
 
 
 def _listen(node, options: Options, clients: list) -> bool:
-    """Draw the progress line until the time is over; False when every client died."""
+    """Print the progress line until the time is up; False if every client died."""
     began, next_report, reported = time.time(), 10.0, False
     step, elapsed = min(options.seconds / REDRAWS, SLOWEST_REDRAW * node.speed), 0.0
     if options.seconds <= 0:

@@ -1,5 +1,5 @@
-"""The machine around the GPUs, as the kernel shows it: memory controllers, NVMe drives, processors, IOMMU,
-clock and limits. Forms: Documentation/admin-guide/ras.rst, Documentation/ABI/stable/sysfs-nvme,
+"""The kernel's view of the machine: memory controllers, NVMe drives, CPUs, IOMMU, clock and limits.
+Forms: Documentation/admin-guide/ras.rst, Documentation/ABI/stable/sysfs-nvme,
 Documentation/admin-guide/pm/cpufreq.rst, proc(5).
 """
 
@@ -29,7 +29,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def write(node) -> None:
-    """All of it, as the faults leave it."""
+    """Write all of it according to the faults."""
     system = node.folder / "sys/devices/system"
     fresh = node.fault("fresh_boot")
     days = node.given("long_uptime", "days", 2 + 60 * noise.fraction(node.seed, node.name, "uptime"))
@@ -80,7 +80,7 @@ def _missing(node, module: int) -> bool:
 
 
 def _write_blocks(node, folder: Path) -> None:
-    """The memory that the firmware gives, without the modules it does not find (memory-hotplug.rst)."""
+    """Write the memory that firmware reports, without missing modules (memory-hotplug.rst)."""
     modules = sum(not _missing(node, module) for module in range(MODULES))
     wanted = {f"memory{number}" for number in range(modules * MODULE_MIB // BLOCK_MIB)}
     _put(folder / "block_size_bytes", f"{BLOCK_MIB * 2**20:x}")
@@ -92,12 +92,13 @@ def _write_blocks(node, folder: Path) -> None:
 
 
 def _write_own_memory(node, folder: Path) -> None:
-    """Memory in the sockets of accelerators that are processors as well: amd64_edac has a controller for
-    each, and counts deferred errors as uncorrected ones. It has no modules."""
+    """Write the memory controllers of accelerators that are also CPUs.
+    amd64_edac has a controller for each socket and counts deferred errors as uncorrected; there are no
+    modules."""
     for gpu in node.gpus:
         counts = {"ce": 0, "ue": 0}
         for fault in node.faults:
-            # A fault of a module is of that socket which would have it.
+            # A module's fault is assigned to the socket that would contain the module.
             slot = fault.get("gpu", fault.get("module", -1) * len(node.gpus) // MODULES)
             if fault["id"] not in OF_MEMORY or slot != gpu["slot"] or fault.get("block", "umc") != "umc":
                 continue
@@ -146,7 +147,7 @@ def _write_memory(node, folder: Path) -> None:
 
 
 def drives(node) -> list:
-    """The numbers of the NVMe drives that are there."""
+    """Return the numbers of the present NVMe drives."""
     return [number for number in range(DRIVES) if not node.fault("nvme_missing", drive=number)]
 
 
@@ -180,7 +181,7 @@ def _write_iommu(node) -> None:
 
 
 def _write_libraries(node) -> None:
-    """Empty a library that is installed; nothing brings it back but installing it again."""
+    """Empty an installed library, which only a reinstallation restores."""
     for fault in node.faults:
         if fault["id"] == "library_empty" and str(node.root) != "/":
             for place in ("usr/lib/x86_64-linux-gnu", "usr/lib64"):
@@ -189,7 +190,7 @@ def _write_libraries(node) -> None:
 
 
 def smart(node, number: int) -> dict:
-    """The SMART / Health Information log of a drive, by nvme-cli's names."""
+    """Return the SMART / Health Information log of a drive, with nvme-cli's names."""
     words = (node.seed, node.name, "smart", number)
     warning = node.given("nvme_warning", "of", "", drive=number)
     life = 2 + int(noise.fraction("life", *words) * 20)

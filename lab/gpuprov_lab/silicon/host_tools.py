@@ -1,4 +1,4 @@
-"""Tools of the host: nvme (nvme-cli) and docker, as far as a look at a node's health uses them."""
+"""Tools of the host, nvme (nvme-cli) and docker, limited to what health checks use."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from amd.rocminfo import rocminfo
 
 
 def nvme(node, arguments: list) -> int:
-    """`nvme smart-log -o json /dev/nvme0`."""
+    """Run `nvme smart-log -o json /dev/nvme0`."""
     words = [
         word for word in arguments if word not in ("-o", "--output-format", "json", "--output-format=json")
     ]
@@ -29,7 +29,7 @@ def nvme(node, arguments: list) -> int:
 
 
 def docker(node, arguments: list) -> int:
-    """`docker run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi -L`; rocminfo with AMD's GPUs."""
+    """Run `docker run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi -L`; rocminfo for AMD GPUs."""
     amds = node.vendor == "amd"
     kind, program = ("amd.com/gpu", ["rocminfo"]) if amds else ("nvidia.com/gpu", ["nvidia-smi", "-L"])
     if arguments[:1] != ["run"] or arguments[-len(program) :] != program:

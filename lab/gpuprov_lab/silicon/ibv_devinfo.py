@@ -1,4 +1,4 @@
-"""ibv_devinfo of rdma-core (libibverbs/examples/devinfo.c): what libibverbs says of each device."""
+"""ibv_devinfo of rdma-core (libibverbs/examples/devinfo.c), which prints libibverbs' data of each device."""
 
 import nics
 
@@ -7,7 +7,7 @@ STATES = {"1: DOWN": "PORT_DOWN (1)", "2: INIT": "PORT_INIT (2)", "4: ACTIVE": "
 
 
 def ibv_devinfo(node, arguments: list) -> int:
-    """Without arguments: every device; `-d NAME`: that one."""
+    """Print every device; `-d NAME`: only that one."""
     cards = nics.working(node)
     if len(arguments) == 2 and arguments[0] == "-d":
         cards = [card for card in cards if card["name"] == arguments[1]]

@@ -1,4 +1,4 @@
-"""JSON laid out as the jsoncpp library does: sorted keys, tabs, `" : "`, short lists on one line."""
+"""JSON in the layout of the jsoncpp library: sorted keys, tabs, `" : "`, short lists on one line."""
 
 import json
 
@@ -6,7 +6,7 @@ RIGHT_MARGIN = 74
 
 
 def styled(value) -> str:
-    """The text of a whole document, with its final newline."""
+    """Render a whole document with its final newline."""
     return _write(value, 0).lstrip("\n") + "\n"
 
 

@@ -1,6 +1,6 @@
-"""The simulated kernel log: <state>/kmsg, one `[ seconds.micros] text` a line, since the node's boot.
+"""The simulated kernel log since boot: <state>/kmsg, one `[ seconds.micros] text` per line.
 
-A message of several lines has `\\x0a` where a new one begins, as /dev/kmsg shows it.
+In a message of several lines `\\x0a` separates the lines, as in /dev/kmsg.
 """
 
 import re
@@ -11,13 +11,13 @@ LINE = re.compile(r"\[ *(\d+\.\d+)\] (.*)")
 
 
 def begin(folder: Path) -> None:
-    """A new boot: an empty log whose clock starts now."""
+    """Begin a new boot: an empty log whose clock starts now."""
     (folder / "boot_time").write_text(f"{time.time():.6f}\n")
     (folder / "kmsg").write_text("")
 
 
 def boot_time(folder: Path) -> float:
-    """When the node booted (seconds since the epoch); now if it never did."""
+    """Return when the node booted (seconds since the epoch); now if it never did."""
     try:
         return float((folder / "boot_time").read_text())
     except (OSError, ValueError):
@@ -25,7 +25,7 @@ def boot_time(folder: Path) -> float:
 
 
 def append(folder: Path, lines, at=None) -> None:
-    """Write lines to the log, now or `at` seconds after boot."""
+    """Append lines to the log, now or `at` seconds after boot."""
     when = max(0.0, time.time() - boot_time(folder)) if at is None else at
     with (folder / "kmsg").open("a") as log:
         for i, line in enumerate(lines):
@@ -33,7 +33,7 @@ def append(folder: Path, lines, at=None) -> None:
 
 
 def read(folder: Path) -> list:
-    """The log as (seconds since boot, text) pairs."""
+    """Read the log as (seconds since boot, text) pairs."""
     try:
         lines = (folder / "kmsg").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The mark a load tool leaves while it runs, so that sensors show the load; and simulated time."""
+"""The marker of a running load tool, by which sensors show the load, and simulated time."""
 
 import contextlib
 import json
@@ -8,11 +8,11 @@ import time
 
 
 class Load:
-    """`with Load(node, "gpu_burn", gpus):` the GPUs are busy inside."""
+    """`with Load(node, "gpu_burn", gpus):` keeps the GPUs busy inside the block."""
 
     def __init__(self, node, tool: str, gpus: list) -> None:
         self.marker = node.folder / "run" / f"load.{os.getpid()}"
-        # What the compute driver shows of AMD's: kfd_process.c.
+        # The compute driver's entry for AMD: kfd_process.c.
         self.process = node.folder / "sys/class/kfd/kfd/proc" / str(os.getpid())
         self.node, self.since = node, time.time()
         self.text = json.dumps(
@@ -21,7 +21,7 @@ class Load:
 
     def __enter__(self):
         self.node.loaded_since = self.since
-        with contextlib.suppress(OSError):  # the sensors will not know, the tool works all the same
+        with contextlib.suppress(OSError):  # without the marker only the sensors miss the load
             self.marker.write_text(self.text)
         with contextlib.suppress(OSError):
             self.process.mkdir()
@@ -36,14 +36,14 @@ class Load:
 
 
 def wait(node, seconds: float) -> bool:
-    """Let simulated seconds pass; True when a fault came meanwhile."""
+    """Let simulated seconds pass; True if a fault struck meanwhile."""
     sys.stdout.flush()
     time.sleep(max(0.0, seconds) / node.speed)
     return strike(node)
 
 
 def strike(node) -> bool:
-    """Let those faults come whose onset the load has reached; True when one did. They stay until cleared."""
+    """Activate the faults whose onset the load has reached; True if any. They stay until cleared."""
     if node.loaded_since is None:
         return False
     elapsed = (time.time() - node.loaded_since) * node.speed
@@ -55,14 +55,14 @@ def strike(node) -> bool:
     if due:
         import xid
 
-        with contextlib.suppress(OSError):  # who may not write the state sees them all the same
+        with contextlib.suppress(OSError):  # a user without write access still sees the faults
             node.save()
             xid.report(node, due)
     return bool(due)
 
 
 def health_factor(node, slot: int) -> float:
-    """What remains of a GPU's computing rate."""
+    """Return the remaining fraction of a GPU's computing rate."""
     import telemetry
     from settings import Settings
 
@@ -75,15 +75,17 @@ def health_factor(node, slot: int) -> float:
 
 
 def _locked(node, settings: dict) -> float:
-    """What a lock leaves of the clock under load: matrices are multiplied clock by clock."""
+    """Return the fraction of the clock that a lock leaves; the rate is proportional to the clock.
+"""
     if not settings["locked"]:
         return 1.0
     return min(1.0, settings["locked"][1] / (node.sku["clock"] * 0.93))
 
 
 def sharers(node, slot: int) -> int:
-    """How many programs this GPU works for, this one with them: contexts take turns, and each gets its part
-    of the time (CUDA C++ Programming Guide, "Multi-Process Service": time-sliced without MPS).
+    """Return the number of programs that share this GPU, including the current one.
+    Contexts take turns, and each gets its share of the time (CUDA C++ Programming Guide, "Multi-Process
+    Service": time-sliced without MPS).
     """
     own = (node.folder / "run" / f"load.{os.getpid()}").name
     others = 0

@@ -1,4 +1,4 @@
-"""modprobe and rmmod for a node whose kernel is not its own: modules of NVIDIA's and AMD's are simulated."""
+"""modprobe and rmmod for a node that shares the host's kernel: NVIDIA's and AMD's modules are simulated."""
 
 import os
 import platform
@@ -13,10 +13,10 @@ from amd import driver_log, sysfs
 from module_file import Settings, find, information
 from nvidia_smi import mig_files
 
-# Modules without effect here, which the host's kernel may not have.
+# Modules without effect here, which the host's kernel may lack.
 HARMLESS = ("ib_umad", "ib_uverbs", "rdma_ucm", "nvidia_peermem", "ib_core", "mlx5_core", "mlx5_ib")
 NVIDIA = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
-# The others are parts that AMD's package builds beside it.
+# The other entries are parts that AMD's package builds with amdgpu.
 AMD = (
     "amdgpu",
     "amdkcl",
@@ -33,11 +33,11 @@ INVALID = "Invalid argument"
 
 
 class RefusedError(Exception):
-    """The module was not loaded; the text is what the system call said."""
+    """The module was not loaded; the text is the error of the system call."""
 
 
 def modprobe(node, arguments: list) -> int:
-    """Simulated for the modules above, handed to the real kmod for everything else."""
+    """Simulate the modules above, and pass everything else on to the real kmod."""
     flags = [word for word in arguments if word.startswith("-")]
     names = [word.replace("-", "_") for word in arguments if not word.startswith("-") and "=" not in word]
     every = "-a" in flags or "--all" in flags
@@ -58,7 +58,7 @@ def modprobe(node, arguments: list) -> int:
 
 
 def rmmod(node, arguments: list) -> int:
-    """`rmmod NAME…` for simulated modules."""
+    """Run `rmmod NAME…` for simulated modules."""
     names = [word.replace("-", "_") for word in arguments if not word.startswith("-")]
     if not names or any(name not in SIMULATED for name in names):
         return _kmod("rmmod", arguments)
@@ -82,7 +82,7 @@ def rmmod(node, arguments: list) -> int:
 
 
 def load(node, name: str) -> None:
-    """Load a module and what it needs. Raises RefusedError, or FileNotFoundError when it is not there."""
+    """Load a module with its dependencies. Raises RefusedError, or FileNotFoundError if it is missing."""
     if node.loaded(name):
         return
     path = find(node.root, name)

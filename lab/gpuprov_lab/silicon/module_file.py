@@ -1,4 +1,4 @@
-"""Kernel modules on a node's disk: where they are, what their .modinfo says, what modprobe.d says of them."""
+"""Kernel modules on a node's disk: their files, their .modinfo, and their settings in modprobe.d."""
 
 import platform
 import shlex
@@ -9,7 +9,7 @@ ENDINGS = (".ko", ".ko.xz")
 
 
 def find(root: Path, name: str):
-    """The module's file for the running kernel, or None; DKMS's own places win, as depmod has it."""
+    """Find the module's file for the running kernel, or None; DKMS's folders win, as in depmod."""
     base = root / "lib/modules" / platform.release()
     wanted = name.replace("-", "_")
     found = []
@@ -22,7 +22,7 @@ def find(root: Path, name: str):
 
 
 def information(path: Path) -> dict:
-    """The key=value pairs of the file's .modinfo section (ELF64, little-endian); {} when it is no module."""
+    """Parse the key=value pairs of a .modinfo section (ELF64, little-endian); {} if it is not a module."""
     data = path.read_bytes()
     if path.name.endswith(".xz"):
         import lzma
@@ -43,7 +43,7 @@ def information(path: Path) -> dict:
 
 
 class Settings:
-    """/etc/modprobe.d and its kin: `blacklisted` names, `install` commands, `options` by module."""
+    """/etc/modprobe.d and similar folders: `blacklisted` names, `install` commands, `options` by module."""
 
     def __init__(self, root: Path) -> None:
         self.blacklisted = set()
@@ -74,6 +74,6 @@ class Settings:
                 self.options.setdefault(name, []).extend(words[2:])
 
     def never_loads(self, name: str) -> bool:
-        """Whether `install NAME /bin/false` or the like keeps the module out, asked for by name or not."""
+        """Whether `install NAME /bin/false` or the like prevents any loading of the module."""
         command = shlex.split(self.install.get(name, ""))
         return bool(command) and Path(command[0]).name in ("false", "true", ":")

@@ -1,8 +1,8 @@
-"""Shows on a lab node the hardware its kernel has no driver for: RDMA cards, drives, memory controllers.
+"""Mounts hardware that a lab node's kernel has no driver for: RDMA cards, drives, memory controllers.
 
-Nobody can make a folder in sysfs. Where the kernel has no place for ours, the folder above is covered by an
-empty one, in which everything the kernel has there is shown again. Network interfaces are links, copied as
-they are at boot: one made later is not in /sys/class/net.
+Folders cannot be created in sysfs. If the kernel lacks a folder, the parent folder is covered by an empty
+one, into which the kernel's entries are mounted again. Network interfaces are links, copied at boot; one
+created later is not in /sys/class/net.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import nics
 from amd.sysfs import DRM, KFD
 
-# Below the state's folder on the one side and / on the other.
+# Below the state folder on one side and / on the other.
 FOLDERS = (
     "sys/class/infiniband",
     "sys/class/nvme",
@@ -25,7 +25,7 @@ ASIDE = "/run/silicon-covered"
 
 
 def mounts(node, arguments: list) -> int:
-    """`mounts`: run once at boot, as root. A node without cards keeps what its kernel has."""
+    """Run `mounts`: once at boot, as root. A node without cards keeps its kernel's folders."""
     del arguments
     if node.vendor == "amd":
         for name in (KFD, DRM):
@@ -38,13 +38,13 @@ def mounts(node, arguments: list) -> int:
         show(node.folder / name, node.root / name)
     for name in FILES:
         _mount("--bind", node.folder / name, node.root / name)
-    # A card's errors are judged by how long it has been counting.
+    # A card's errors are judged by the duration of counting.
     _mount("--bind", node.folder / "proc_uptime", node.root / "proc/uptime")
     return 0
 
 
 def show(ours: Path, place: Path, aside: str = ASIDE) -> None:
-    """Show our folder at this place, whether there is one or not."""
+    """Mount the folder `ours` at `place`, which may or may not exist."""
     try:
         place.mkdir(exist_ok=True)
     except OSError:
@@ -54,10 +54,10 @@ def show(ours: Path, place: Path, aside: str = ASIDE) -> None:
 
 
 def _cover(folder: Path, aside: Path) -> None:
-    """Make of a folder of the kernel one in which folders can be made."""
+    """Replace a kernel folder by one in which folders can be created."""
     aside.mkdir(exist_ok=True)
     _mount("--bind", folder, aside)
-    # Else what is mounted on the folder appears here as well.
+    # Otherwise mounts on the folder would appear here as well.
     _mount("--make-private", aside)
     _mount("-t", "tmpfs", "-o", "mode=0755", "silicon", folder)
     for known in sorted(aside.iterdir()):

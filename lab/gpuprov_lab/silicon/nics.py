@@ -1,7 +1,7 @@
-"""The RDMA cards of a node and what the kernel shows of them: sys/class/infiniband, sys/class/net.
+"""The RDMA cards of a node in the kernel's view: sys/class/infiniband, sys/class/net.
 
 Files and their forms: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/core/sysfs.c. A
-port's `rate` is lanes times the speed of one; an empty place in the GID table is all zeros.
+port's `rate` is the number of lanes times the speed of one; an empty entry in the GID table is all zeros.
 """
 
 import os
@@ -39,7 +39,7 @@ HW_ERRORS = (
     ),
     *("packet_seq_err", "req_cqe_error", "resp_cqe_error", "rnr_nak_retry_err", "rx_icrc_encapsulated"),
 )
-# The rest of what mlx5 counts, as a ConnectX-7 of an H100 machine shows it: nothing has happened.
+# The other counters of mlx5, as on a ConnectX-7 of an H100 machine: all are zero.
 HW_OTHERS = (
     *("req_cqe_flush_error", "req_remote_access_errors", "req_remote_invalid_request"),
     *("resp_cqe_flush_error", "resp_local_length_error", "resp_remote_access_errors", "roce_adp_retrans"),
@@ -47,7 +47,7 @@ HW_OTHERS = (
     *("rx_atomic_requests", "rx_dct_connect"),
 )
 HW_ROCE = ("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored")
-# The kernel shows no larger number, and a full counter stays so: InfiniBand Architecture Specification,
+# The kernel shows no larger number, and a full counter stays full: InfiniBand Architecture Specification,
 # volume 1, PortCounters; drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR (4, 8 or 16 bits).
 MOST = {
     **dict.fromkeys(ERRORS, 2**16 - 1),
@@ -61,13 +61,13 @@ NETDEVS = "sys/class/net"
 
 
 def fitted(gpus: list, architecture: str, network: str) -> list:
-    """The cards of a new node: one between nodes for each GPU, on the next free bus, and one for storage."""
+    """Return a new node's cards: one per GPU between nodes, on the next free bus, and one for storage."""
     if network == "none":
         return []
     older = architecture in ("Ampere", "Ada", "cdna2")
     board, speed = ("connectx6", "HDR") if older else ("connectx7", "NDR")
     cards = []
-    # The two buses below a GPU's own may be those of its bridges.
+    # The two buses below a GPU's own may belong to its bridges.
     taken = {int(gpu["bus"], 16) - below for gpu in gpus for below in (0, 1, 2)} | {0x2A}
     for gpu in gpus:
         bus = next(number for number in range(int(gpu["bus"], 16) + 1, 256) if number not in taken)
@@ -81,23 +81,23 @@ def fitted(gpus: list, architecture: str, network: str) -> list:
 
 
 def all_of(node) -> list:
-    """The cards the node was made with."""
+    """Return the cards that the node was created with."""
     return node.data.get("nics", [])
 
 
 def on_bus(node) -> list:
-    """The cards the PCI bus shows."""
+    """Return the cards on the PCI bus."""
     return [card for card in all_of(node) if not node.fault("nic_missing", nic=card["number"])]
 
 
 def working(node) -> list:
-    """The cards with a driver, each with the `name` of its device: the kernel numbers what it finds."""
+    """Return the cards with a driver, each with its device `name`, which the kernel numbers in order."""
     with_driver = [card for card in on_bus(node) if not node.fault("nic_driver", nic=card["number"])]
     return [dict(card, name=f"mlx5_{place}") for place, card in enumerate(with_driver)]
 
 
 def pci(node):
-    """Address -> files of the cards on the PCI bus."""
+    """Yield (address, files) of the cards on the PCI bus."""
     for card in on_bus(node):
         yield (
             card["address"],
@@ -119,7 +119,7 @@ def pci(node):
 
 
 def write(node) -> None:
-    """The devices, as the faults leave them. Files are written in place: folders may be mounted elsewhere."""
+    """Write the devices according to the faults, in place, since folders may be mounted elsewhere."""
     folder = node.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     bus = node.folder / "sys/bus/pci"
@@ -137,7 +137,7 @@ def write(node) -> None:
         place = folder / card["name"]
         link, target = place / "device", "../../../bus/pci/devices/" + card["address"]
         if not link.is_symlink() or os.readlink(str(link)) != target:  # noqa: PTH115 (came with 3.9)
-            shutil.rmtree(str(place), ignore_errors=True)  # the name was another card's
+            shutil.rmtree(str(place), ignore_errors=True)  # the name belonged to another card
             (place / "ports/1").mkdir(parents=True)
             link.symlink_to(target)
         infiniband = node.folder / "sys_pci" / card["address"] / "infiniband" / card["name"]
@@ -151,7 +151,7 @@ def write(node) -> None:
 
 
 def link_of(node, card):
-    """(state, phys_state, lanes, speed) of a card's port."""
+    """Return (state, phys_state, lanes, speed) of a card's port."""
     number = card["number"]
     lanes, speed = 4, card["speed"]
     if node.fault("cables_split") and card["board"] != "storage":
@@ -166,26 +166,27 @@ def link_of(node, card):
         return "1: DOWN", "3: Disabled", 4, "SDR"
     if down:
         state, physical = DOWN[down["how"]]
-        # Ethernet's driver knows no more than whether there is a carrier.
+        # An Ethernet driver only knows whether there is a carrier.
         return state, "3: Disabled" if ethernet and state == "1: DOWN" else physical, lanes, speed
     return "4: ACTIVE", "5: LinkUp", lanes, speed
 
 
 def _switched_off(node, card) -> bool:
-    """Whether a port is Disabled, as `ibportstate disable`, `ip link set down` or an empty cage leave it."""
+    """Whether a port is Disabled, as after `ibportstate disable` or `ip link set down`, or with an empty cage.
+"""
     if card["board"] == "storage":
         return bool(node.fault("storage_port_down"))
     return bool(node.fault("ports_off") or node.fault("port_disabled", nic=card["number"]))
 
 
 def rate_of(node, card) -> int:
-    """Gb/s of a card's port as it is now."""
+    """Return the current Gb/s of a card's port."""
     _, _, lanes, speed = link_of(node, card)
     return lanes * LANE.get(speed, 2)
 
 
 def port_files(node, card) -> dict:
-    """Name -> text of the files of a port."""
+    """Return name -> text of the files of a port."""
     state, physical, lanes, speed = link_of(node, card)
     ethernet = card["layer"] == "roce"
     managed = not ethernet and state == "4: ACTIVE"
@@ -216,7 +217,7 @@ def port_files(node, card) -> dict:
 
 
 def guid_of(node, card) -> str:
-    """The GUID of a card, of its one port, and of its image."""
+    """Return the GUID of a card, of its only port, and of its image."""
     digits = noise.hexadecimal(16, node.seed, node.name, "guid", card["number"])
     return ":".join(digits[i : i + 4] for i in range(0, 16, 4))
 
@@ -248,7 +249,7 @@ def _counters(node, card) -> dict:
     words = (node.seed, node.name, "counter", number)
     traffic = int(10**12 * (0.5 + noise.fraction("traffic", *words)))
     values = dict.fromkeys(ERRORS, 0)
-    # A port that works has seen a few bad packets since its card was reset, and its own coming up.
+    # A working port has seen a few bad packets since its card was reset, and came up once.
     values["port_rcv_errors"] = int(noise.fraction("rcv", *words) * 12)
     values["excessive_buffer_overrun_errors"] = int(noise.fraction("overrun", *words) * 12)
     values["symbol_error"] = int(noise.fraction("symbol", *words) * 30)
@@ -285,7 +286,7 @@ def _counters(node, card) -> dict:
 
 
 def netdev(card) -> str:
-    """The network interface behind a RoCE port."""
+    """Return the network interface behind a RoCE port."""
     return "ens{}np0".format(20 + card["number"])
 
 
@@ -301,5 +302,5 @@ def _write_netdev(node, card) -> None:
 
 
 def mtu_of(node, card) -> int:
-    """The RDMA MTU in force, in bytes."""
+    """Return the active RDMA MTU in bytes."""
     return node.given("port_mtu", "mtu", 4096, nic=card["number"])

@@ -1,4 +1,4 @@
-"""node_exporter where the lab has no real one (EPEL's): its page has the machine's name, and textfiles."""
+"""Substitute for node_exporter if the lab has no real one (EPEL's): machine name and textfiles only."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ OPTIONS = {"--web.listen-address": ":9100", "--collector.textfile.directory": ""
 
 
 def node_exporter(node, arguments: list) -> int:
-    """The whole program: serves until it is ended."""
+    """Run node_exporter, which serves until it is ended."""
     del node
     options = dict(OPTIONS)
     try:

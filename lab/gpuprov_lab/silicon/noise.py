@@ -1,4 +1,4 @@
-"""Measurement noise that a seed reproduces: no two runs print the same, the same lab prints the same runs."""
+"""Measurement noise, reproducible from a seed: runs differ, but the same lab repeats the same runs."""
 
 import hashlib
 import math
@@ -6,23 +6,24 @@ import struct
 
 
 def fraction(*words) -> float:
-    """A number in [0, 1) that depends on the words alone."""
+    """Return a number in [0, 1) that depends on the words only."""
     text = "\0".join(str(word) for word in words).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big") / float(1 << 56)
 
 
 def bell(*words) -> float:
-    """Roughly normal, mean 0, standard deviation 1, never beyond 2.5: outliers are injected, not drawn."""
+    """Return a roughly normal number: mean 0, standard deviation 1, never beyond 2.5, as outliers are injected.
+"""
     text = "\0".join(str(word) for word in words).encode()
-    # Eight uniform numbers: their sum has mean 4 and variance 8/12.
+    # The sum of eight uniform numbers has mean 4 and variance 8/12.
     total = sum(struct.unpack(">8I", hashlib.sha256(text).digest())) / float(1 << 32) - 4.0
     return max(-2.5, min(2.5, total * math.sqrt(1.5)))
 
 
 def jitter(node, metric: str, device, spread: float) -> float:
-    """A factor near 1: each device has its own small lasting deviation, each run another on top.
+    """Return a factor near 1: a small lasting deviation of each device, plus one of each run.
 
-    `spread` is the standard deviation of the two together, as a fraction (0.005 = 0.5 %).
+    `spread` is the standard deviation of both together, as a fraction (0.005 = 0.5 %).
     """
     lasting = bell(node.seed, node.name, metric, device)
     passing = bell(node.seed, node.name, metric, device, node.run_number)
@@ -30,16 +31,16 @@ def jitter(node, metric: str, device, spread: float) -> float:
 
 
 def digits(count: int, *words) -> str:
-    """`count` decimal digits that depend on the words alone."""
+    """Return `count` decimal digits that depend on the words only."""
     return "".join(str(int(fraction(i, "digit", *words) * 10)) for i in range(count))
 
 
 def hexadecimal(count: int, *words) -> str:
-    """`count` (at most 64) hexadecimal digits that depend on the words alone."""
+    """Return `count` (at most 64) hexadecimal digits that depend on the words only."""
     return hashlib.sha256("\0".join(["hex", *map(str, words)]).encode()).hexdigest()[:count]
 
 
 def identity(*words) -> str:
-    """A UUID that depends on the words alone."""
+    """Return a UUID that depends on the words only."""
     found = hexadecimal(32, *words)
     return "-".join((found[:8], found[8:12], found[12:16], found[16:20], found[20:]))

@@ -1,4 +1,4 @@
-"""nvbandwidth 0.8: text and JSON, in the form of its source (NVIDIA/nvbandwidth), with errors that exit 0."""
+"""nvbandwidth 0.8: text and JSON as in its source (NVIDIA/nvbandwidth), with errors that exit with 0."""
 
 import os
 import platform
@@ -13,8 +13,8 @@ _H2D, _D2H, _BOTH = (
     f"memcpy {{}} CPU(row) {arrow} GPU(column) bandwidth (GB/s)" for arrow in ("->", "<-", "<->")
 )
 _READ, _WRITE = (f"memcpy {{}} GPU(row) {arrow} GPU(column) bandwidth (GB/s)" for arrow in ("->", "<-"))
-# name without the engine -> (kind, direction, description); kinds: host, all_host, pair, bidirectional,
-# sum, latency, local
+# name without the engine -> (kind, direction, description); kinds: host, all_host, pair, bidirectional, sum,
+# latency, local
 _CE = [
     ("host_to_device_memcpy", "host", "h2d", _H2D),
     ("device_to_host_memcpy", "host", "d2h", _D2H),
@@ -49,7 +49,7 @@ _SECONDS = {"pair": 0.18, "bidirectional": 0.22, "pair_latency": 0.1}
 
 
 class Options:
-    """The command line; `bad` when the real program would refuse it."""
+    """The command line; `bad` if the real program would reject it."""
 
     def __init__(self, arguments: list) -> None:
         self.cases, self.prefixes = [], []
@@ -88,7 +88,7 @@ class Options:
 
 
 def nvbandwidth(node, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run nvbandwidth and return its exit status."""
     options = Options(arguments)
     if cuda.cannot_start(node, "nvbandwidth", "libnvidia-ml.so.1"):
         return 127
@@ -126,7 +126,7 @@ def _run(node, options: Options, output) -> int:
     if not chosen:
         output.error("Specified list of testcase prefixes did not match any testcases")
         return 1
-    # By default the program binds itself to the CPUs beside each GPU.
+    # By default the program binds itself to the CPUs next to each GPU.
     output.host_share = node.factor("numa_remote") if options.unbound else 1.0
     with Load(node, "nvbandwidth", gpus):
         for name in chosen:
@@ -207,7 +207,7 @@ Performance can vary with software drivers, hardware clocks, and system topology
 
 
 class Text:
-    """Plain text, printed as it comes."""
+    """Plain text, printed immediately."""
 
     def __init__(self, options, version: str, known: dict) -> None:
         self.known = known
@@ -215,18 +215,18 @@ class Text:
         print(f"nvbandwidth Version: {version}\nBuilt from Git version: {version}\n")
 
     def cases(self) -> None:
-        """`-l`."""
+        """Print the list of `-l`."""
         print("Index, Name:\n\tDescription\n=======================")
         for i, name in enumerate(self.known):
             print(f"{i}, {name}:\n\t{self.known[name][2] or 'copies between GPUs, both ways at once'}\n")
 
     def error(self, text: str) -> None:
-        """What went wrong before any case."""
+        """Print an error that occurred before any case."""
         sys.stdout.flush()
         print(text, file=sys.stderr)
 
     def devices(self, node, gpus: list) -> None:
-        """The head: versions and GPUs."""
+        """Print the header: versions and GPUs."""
         if self.buffer < 512:
             print(
                 "NOTE: You have chosen a buffer size that is smaller than the default buffer size. It is "
@@ -245,16 +245,16 @@ class Text:
         print()
 
     def status(self, name: str, status: str, text: str) -> None:
-        """A case that did not run."""
+        """Print the status of a case that did not run."""
         del name
         print(f"{status}: {text}")
 
     def begin(self, name: str) -> None:
-        """A case starts."""
+        """Announce the start of a case."""
         print(f"Running {name}.")
 
     def matrix(self, name: str, description: str, rows: list) -> None:
-        """One matrix with its sum."""
+        """Print one matrix with its sum."""
         print(description)
         print("  " + "".join(f"{i:>10}" for i in range(len(rows[0]))))
         for i, row in enumerate(rows):
@@ -270,7 +270,7 @@ class Text:
         print()
 
     def end(self) -> None:
-        """The last words."""
+        """Print the final note."""
         print(NOTE, end="")
 
 
@@ -283,15 +283,15 @@ class Json:
         self.root = {"version": version, "git_version": version}
 
     def cases(self) -> None:
-        """`-l`: prints nothing in this form."""
+        """Print nothing: `-l` has no output in this form."""
 
     def error(self, text: str) -> None:
-        """What went wrong before any case; printed at once."""
+        """Record an error that occurred before any case, and print the document."""
         self.root["error"] = text
         self.end()
 
     def devices(self, node, gpus: list) -> None:
-        """The head: versions and GPUs."""
+        """Record the header: versions and GPUs."""
         self.root["CUDA Runtime Version"] = cuda.runtime_version(node)
         self.root["Driver Version"] = node.driver()[0]
         self.root["GPU Device list"] = [
@@ -299,16 +299,16 @@ class Json:
         ]
 
     def status(self, name: str, status: str, text: str) -> None:
-        """A case that did not run."""
+        """Record the status of a case that did not run."""
         del text
         self.root.setdefault("testcases", []).append({"name": name, "status": status})
 
     def begin(self, name: str) -> None:
-        """A case starts."""
+        """Record the start of a case."""
         self.status(name, "Running", "")
 
     def matrix(self, name: str, description: str, rows: list) -> None:
-        """One matrix; a further one of the same case is appended to it, as the real program does."""
+        """Record one matrix; a further one of the same case is appended, as in the real program."""
         del name
         case = self.root["testcases"][-1]
         values = [value or 0.0 for row in rows for value in row]
@@ -320,7 +320,7 @@ class Json:
             case.update(min=float(min(values)), max=float(max(values)), average=average)
 
     def end(self) -> None:
-        """The whole document."""
+        """Print the whole document."""
         print(jsoncpp.styled({"nvbandwidth": self.root}))
 
 

@@ -1,4 +1,4 @@
-"""nvcc --version, and the refusal to compile."""
+"""nvcc --version, and the error for any compilation."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ _BUILT = {
 
 
 def nvcc(node, arguments: list) -> int:
-    """SILICON_VERSION is the compiler's own version, such as 12.9.86."""
+    """Run nvcc. SILICON_VERSION is the compiler's own version, such as 12.9.86."""
     del node
     version = os.environ.get("SILICON_VERSION") or "12.9.86"
     release = ".".join(version.split(".")[:2])

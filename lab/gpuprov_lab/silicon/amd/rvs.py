@@ -1,4 +1,4 @@
-"""rvs, AMD's validation suite: its list of GPUs and its modules gst (matrix products), iet (power), mem.
+"""rvs, AMD's validation suite: the list of GPUs, and modules gst (matrix products), iet (power), mem.
 
 Forms: gst.so/src/gst_worker.cpp, iet.so/src/iet_worker.cpp, mem.so/src/rvs_memtest.cpp, src/rvsliblogger.cpp
 and src/rvs_util.cpp of ROCm/ROCmValidationSuite, and its output on an MI300X in AMD's guide to system

@@ -1,4 +1,4 @@
-"""nvidia-container-runtime: adds the GPUs that a container's environment requests, then becomes runc or crun.
+"""nvidia-container-runtime, which adds the requested GPUs to a container, then becomes runc or crun.
 
 Since toolkit 1.18 its mode `auto` generates a CDI specification on the fly and applies the edits of the
 devices in NVIDIA_VISIBLE_DEVICES to the container's config.json.

@@ -1,10 +1,10 @@
-"""dcgm-exporter 4.8.2: a page of a node's GPUs for Prometheus, by the fields that its counters file lists.
+"""dcgm-exporter 4.8.2: a page of a node's GPUs for Prometheus, with the fields of its counters file.
 
 Rebuilt from the source of NVIDIA/dcgm-exporter, tag 4.5.3-4.8.2: options (pkg/cmd/app.go), counters file
 (internal/pkg/counters/counter_config.go), lines and labels (internal/pkg/rendermetrics/render_metrics.go;
 later commits call the label Hostname `hostname`), texts of Xids (internal/pkg/collector/xid_errors.go).
 Samples of its page are in that project's issues 250, 317 (MIG) and 736; by issue 700 a GPU without an Xid has
-no line of it since 4.8. Values are of the moment here, not of the last interval.
+no line for it since 4.8. Values are current here, not those of the last interval.
 """
 
 import os
@@ -40,11 +40,11 @@ XID_TEXTS = {
 
 
 class StartError(Exception):
-    """The exporter ends with 1; the text is what it logs."""
+    """An error that ends the exporter with status 1; its text is logged."""
 
 
 def exporter(node, arguments: list) -> int:
-    """The whole program: serves until it is ended, or until the host engine is gone."""
+    """Run dcgm-exporter, which serves until it is ended or the host engine is gone."""
     options = {"collectors": "/etc/dcgm-exporter/default-counters.csv", "address": ":9400", "web": ""}
     try:
         options.update(_parse(arguments))
@@ -62,7 +62,7 @@ def exporter(node, arguments: list) -> int:
 
 
 def log(level: str, message: str, **more: str) -> None:
-    """One line as Go's slog writes it (text handler)."""
+    """Print one line in the format of Go's slog (text handler)."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
     rest = "".join(f' {key}="{value}"' for key, value in more.items())
     print(f'time={stamp} level={level} msg="{message}"{rest}', file=sys.stderr, flush=True)
@@ -99,7 +99,7 @@ def _server(node, options: dict):
 
 
 def listening(address: str, web: str, handler):
-    """A server of pages at `HOST:PORT`, by the rules of the file `web`."""
+    """Start a server of pages at `HOST:PORT`, guarded by the rules of the file `web`."""
     config = web_config.read(web) if web else {}
     host, _, port = address.rpartition(":")
     if not port.isdigit():
@@ -117,13 +117,13 @@ def listening(address: str, web: str, handler):
 
 
 class _Server6(ThreadingHTTPServer):
-    """On all addresses of both families, as Go listens."""
+    """A server that listens on all addresses of both families, like Go."""
 
     address_family = 10  # AF_INET6
 
 
 def read_counters(node, path: Path) -> list:
-    """(field, Prometheus type, help) of each line of the counters file that can be collected here."""
+    """Read (field, Prometheus type, help) of each collectable line of the counters file."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -151,7 +151,7 @@ def read_counters(node, path: Path) -> list:
 
 
 class GuardedPage(BaseHTTPRequestHandler):
-    """A page for who may read it; what is on it, `text_of` says."""
+    """A page with access control; `text_of` returns its content."""
 
     server_version, sys_version = "", ""
     timeout = 10
@@ -172,11 +172,11 @@ class GuardedPage(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *words) -> None:
-        """Exporters log no requests."""
+        """Log nothing: exporters do not log requests."""
 
 
 class _Page(GuardedPage):
-    """/, /health and /metrics."""
+    """The pages /, /health and /metrics."""
 
     def text_of(self, path: str):
         if path == "/health":
@@ -193,7 +193,7 @@ class _Page(GuardedPage):
 
 
 def metrics(node, counters: list, hostname: bool) -> str:
-    """The text that Prometheus reads."""
+    """Render the text that Prometheus reads."""
     if node.driver() is None or not hostengine.sees_gpus(node):
         return ""
     moment = telemetry.Moment(node)
@@ -238,7 +238,7 @@ def _labels(node, one, instance, counters, hostname) -> str:
 
 
 def _cause(name: str, number: str) -> str:
-    """What an Xid's line says of it beside its number."""
+    """Return the additional labels of an Xid's line."""
     if name != fields.XID:
         return ""
     return f',err_code="{number}",err_msg="{XID_TEXTS.get(int(number), "Unknown Error")}"'

@@ -1,8 +1,9 @@
-"""DCGM's fields: what each says of a GPU right now, or None where DCGM has no value (no line then).
+"""DCGM's fields: the current value for a GPU, or None if DCGM has none (the line is omitted then).
 
 Names and types as in NVIDIA/go-dcgm pkg/dcgm/const_fields.go and dcgm_fields.h: an int64 is printed as a
-whole number, a double with six decimals (toString in NVIDIA/dcgm-exporter, internal/pkg/collector/
-gpu_collector.go; a public sample with 409.692000 W and 0.995630 is in NVIDIA's user guide, "DCGM-Exporter").
+whole number, a double with six decimals (toString in NVIDIA/dcgm-exporter,
+internal/pkg/collector/gpu_collector.go; a public sample with 409.692000 W and 0.995630 is in NVIDIA's user
+guide, "DCGM-Exporter").
 """
 
 import re
@@ -17,11 +18,11 @@ from dcgm.hostengine import since
 XID = "DCGM_FI_DEV_XID_ERRORS"
 XID_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:]+)[^)]*\): (\d+),")
 
-# Field -> what nvidia-smi calls it, and the type of its value.
+# Field -> nvidia-smi's name for it, and the type of its value.
 OF_NVIDIA_SMI = {
     "DCGM_FI_DEV_SM_CLOCK": ("clocks.sm", int),
     "DCGM_FI_DEV_MEM_CLOCK": ("clocks.memory", int),
-    # Under its name of before driver 535, which later ones know, too.
+    # The name from before driver 535, which later drivers accept, too.
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": ("clocks_throttle_reasons" + ".active", int),
     "DCGM_FI_DEV_MEMORY_TEMP": ("temperature.memory", int),
     "DCGM_FI_DEV_GPU_TEMP": ("temperature.gpu", int),
@@ -45,7 +46,7 @@ OF_TELEMETRY = {
     "DCGM_FI_DEV_ROW_REMAP_PENDING": "remap_pending",
     "DCGM_FI_DEV_ROW_REMAP_FAILURE": "remap_failure",
 }
-# Field -> what the performance counters say while a load runs; nothing otherwise.
+# Field -> the performance counter's value while a load runs; zero otherwise.
 OF_LOADS = {
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.995,
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.61,
@@ -53,12 +54,12 @@ OF_LOADS = {
     "DCGM_FI_PROF_PCIE_TX_BYTES": 1.2e9,
     "DCGM_FI_PROF_PCIE_RX_BYTES": 2.4e9,
 }
-# Field -> by what a load is held down, which it counts in nanoseconds.
+# Field -> the throttling reasons whose duration it counts, in nanoseconds.
 OF_THROTTLING = {
     "DCGM_FI_DEV_POWER_VIOLATION": ("hw_power_brake",),
     "DCGM_FI_DEV_THERMAL_VIOLATION": ("hw_thermal", "sw_thermal"),
 }
-# Field -> errors of all links: for each that `nvlink_errors` counts, and for each of a link's training.
+# Field -> factors for the errors of all links: of `nvlink_errors`, and of errors during link training.
 OF_NVLINK = {
     "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": (1, 1),
     "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": (1, 0),
@@ -66,7 +67,7 @@ OF_NVLINK = {
     "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": (0.01, 0),
     "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": (0, 0),
 }
-# Known to the exporter, and the same on every GPU of the lab: no fans, no video, no vGPU.
+# Known to the exporter, and identical on every GPU of the lab: no fans, no video, no vGPU.
 CONSTANT = {
     "DCGM_FI_DEV_FAN_SPEED": None,
     "DCGM_FI_DEV_ENC_UTIL": 0,
@@ -76,7 +77,7 @@ CONSTANT = {
 ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 TEXTS = ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION")
 KNOWN = {*OF_NVIDIA_SMI, *OF_TELEMETRY, *OF_LOADS, *OF_THROTTLING, *OF_NVLINK, *CONSTANT, *TEXTS, ENERGY, XID}
-# What has a value of its own for each MIG instance; everything else is the GPU's, said of each.
+# Fields with a separate value for each MIG instance; all others repeat the GPU's value.
 OF_INSTANCE = "DCGM_FI_DEV_FB_"
 
 
@@ -86,7 +87,7 @@ def profiling(name: str) -> bool:
 
 
 def value(node, one: dict, name: str, instance) -> str:
-    """A field of one GPU, or of one MIG instance of it, as text; empty where there is none."""
+    """Return a field of one GPU, or of one of its MIG instances, as text; empty without a value."""
     if name == TEXTS[0]:
         return node.driver()[0]
     if name in TEXTS:
@@ -94,7 +95,7 @@ def value(node, one: dict, name: str, instance) -> str:
     if name == XID:
         return last_xid(node, one["gpu"])
     if one["silent"] or node.lost(one["gpu"]):
-        return ""  # a GPU that does not answer has no readings; its last Xid is the host engine's own
+        return ""  # an unresponsive GPU has no readings; the host engine itself keeps the last Xid
     found = _of_instance(node, name, instance) if instance and OF_INSTANCE in name else _read(node, one, name)
     return "" if found is None else f"{found:f}" if isinstance(found, float) else str(found)
 
@@ -118,14 +119,14 @@ def _read(node, one: dict, name: str):
         return int((time.time() - load["since"]) * node.speed * 1e9) if held else 0
     if name in OF_NVLINK:
         return _errors_of_links(node, one["gpu"]["slot"], *OF_NVLINK[name])
-    if name == ENERGY:  # mJ of an idle GPU: what loads took is not kept
+    if name == ENERGY:  # mJ of an idle GPU; the energy of loads is not recorded
         seconds = max(0.0, time.time() - kernel_log.boot_time(node.folder))
         return int(node.sku["power_idle"] * seconds * 1000)
     return CONSTANT[name]
 
 
 def _number(text: str, kind):
-    """`700.00 W`, `0x0000000000000001`; None for [N/A]."""
+    """Parse `700.00 W` or `0x0000000000000001`; None for [N/A]."""
     word = text.split()[0]
     if word.startswith("0x"):
         return int(word, 16)
@@ -141,7 +142,7 @@ def _errors_of_links(node, slot: int, each: float, training: float):
 
 
 def last_xid(node, gpu) -> str:
-    """The number of the GPU's last Xid since the host engine was started; empty without one."""
+    """Return the number of the GPU's last Xid since the host engine's start; empty without one."""
     begun = (since(node) or time.time()) - kernel_log.boot_time(node.folder)
     bus, found = gpu["address"].rpartition(".")[0], ""
     for when, text in kernel_log.read(node.folder):

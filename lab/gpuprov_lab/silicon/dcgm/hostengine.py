@@ -1,4 +1,4 @@
-"""nv-hostengine: DCGM's service. What it knows is read from the node's state; its mark says that it runs."""
+"""nv-hostengine, DCGM's service. Its data is the node's state; a marker file shows that it is running."""
 
 import daemon
 
@@ -6,9 +6,9 @@ MARKER = "nv-hostengine"
 
 
 def hostengine(node, arguments: list) -> int:
-    """`nv-hostengine -n --service-account nvidia-dcgm`: in the foreground until TERM.
+    """Run `nv-hostengine -n --service-account nvidia-dcgm` in the foreground until TERM.
 
-    It starts without a driver, too, and then sees no GPU for as long as it runs.
+    It also starts without a driver, and then sees no GPU for as long as it runs.
     """
     if "-n" not in arguments:
         print("nv-hostengine: the lab knows only -n (no daemon)")
@@ -20,11 +20,11 @@ def hostengine(node, arguments: list) -> int:
 
 
 def since(node):
-    """When the host engine that runs was started (seconds since the epoch); None when none runs."""
+    """Return when the running host engine was started (seconds since the epoch); None if none is running."""
     marker = node.folder / "run" / MARKER
     return marker.stat().st_mtime if node.running(MARKER) else None
 
 
 def sees_gpus(node) -> bool:
-    """Whether the driver was there when it was started."""
+    """Whether the driver was loaded when the host engine started."""
     return (node.folder / "run" / MARKER).read_text().split()[1:] == ["driver"]

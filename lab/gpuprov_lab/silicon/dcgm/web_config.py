@@ -1,6 +1,6 @@
 """The file that guards an exporter's page (prometheus/exporter-toolkit, docs/web-configuration.md).
 
-Real exporters read YAML; of it this reads JSON, which is YAML, and blocks of `key: value` two levels deep.
+Real exporters read YAML; this module reads a subset: JSON, and blocks of `key: value` two levels deep.
 """
 
 import base64
@@ -16,7 +16,7 @@ class WebConfigError(Exception):
 
 
 def read(path: str) -> dict:
-    """`tls_server_config` and `basic_auth_users`, each a dictionary."""
+    """Read `tls_server_config` and `basic_auth_users`, each a dictionary."""
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -49,7 +49,7 @@ def _blocks(text: str) -> dict:
 
 
 def context(config: dict):
-    """The TLS settings of a server; None without TLS."""
+    """Build the TLS context of a server; None without TLS."""
     tls = config.get("tls_server_config")
     if not tls:
         return None
@@ -62,7 +62,7 @@ def context(config: dict):
 
 
 def admits(config: dict, header: str) -> bool:
-    """Whether the Authorization header of a request names a user with the right password."""
+    """Whether a request's Authorization header names a user with the right password."""
     users = config.get("basic_auth_users")
     if not users:
         return True
@@ -75,7 +75,7 @@ def admits(config: dict, header: str) -> bool:
 
 
 def _is_of(password: str, hashed: str) -> bool:
-    """By the C library's crypt (libxcrypt), which knows bcrypt; Python has none."""
+    """Verify a password with the C library's crypt (libxcrypt), since Python has no bcrypt."""
     library = ctypes.CDLL("libcrypt.so.1")
     library.crypt.restype = ctypes.c_char_p
     made = library.crypt(password.encode(), hashed.encode())

@@ -1,1 +1,1 @@
-"""The faults that the lab can plant, and their parameters."""
+"""The faults that the lab can inject, and their parameters."""

@@ -1,4 +1,4 @@
-"""The faults of AMD's GPUs, and which of the others their simulator shows; see catalogue.py."""
+"""The faults of AMD GPUs, and the other faults that their simulator supports; see catalogue.py."""
 
 from amd.driver_log import EVENTS
 from amd.products import BLOCKS
@@ -94,7 +94,7 @@ FAULTS = {
         [gpu(), number("count", 2, 1, 8, "pages")],
     ),
 }
-# Those of GPUs in general that are simulated for AMD's as well.
+# General GPU faults that are also simulated for AMD.
 _SHARED = (
     *("gpu_missing", "gpu_swapped", "vbios", "gpu_off_bus", "gpu_off_bus_at_boot", "memory_small", "hot_gpu"),
     *("throttle", "pcie_width", "pcie_gen", "pcie_replays", "pcie_replays_old", "pcie_wired", "aer_storm"),
@@ -111,7 +111,7 @@ SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULT
 
 
 def refusal(name: str, vendor: str, sku: str) -> str:
-    """Why a node with these GPUs cannot have the fault; empty when it can."""
+    """Return why a node with these GPUs cannot have the fault; empty if it can."""
     if name == "bridges" and sku != "mi210":
         return f"{name}: only cards (mi210) are joined by bridges"
     if name == "guest" and sku not in ("mi300x", "mi355x"):

@@ -1,7 +1,8 @@
-"""The faults a node can have: their parameters, and what they mean. What they change is in the tools.
+"""The faults of a node: their parameters and meanings; their effects are implemented in the tools.
 
 A fault in state.json is {"id": …, parameter: value, …}. A `look-alike` is a healthy oddity that must not be
-flagged. Each family of faults has a file; one with an `onset` shows once a load has run for so many seconds.
+flagged. Each family of faults has its own file; a fault with an `onset` appears after that many seconds of a
+load.
 """
 
 import difflib
@@ -26,7 +27,7 @@ FAULTS = {
 
 
 def describe() -> list:
-    """Every fault for `fault --list --json`."""
+    """Return every fault for `fault --list --json`."""
     return [
         {"id": name, "meaning": meaning, "parameters": [_public(one) for one in parameters]}
         for name, (meaning, parameters) in FAULTS.items()
@@ -42,7 +43,7 @@ def _public(parameter: dict) -> dict:
 
 
 def parse(words: list, node) -> dict:
-    """The fault written as `ID key=value …`, checked against the node. Raises StateError with a near miss."""
+    """Parse the fault `ID key=value …` for this node. Raises StateError that suggests similar names."""
     name = words[0]
     if name not in FAULTS:
         raise StateError(f"there is no fault {name!r}{_near(name, FAULTS)}")
@@ -59,7 +60,7 @@ def parse(words: list, node) -> dict:
         if key not in fault:
             if parameter["default"] is REQUIRED:
                 raise StateError(f"{name} needs {key}={_allowed(parameter, node)}")
-            if key != "onset":  # what is there from the beginning has none
+            if key != "onset":  # a fault that exists from the beginning has no onset
                 fault[key] = parameter["default"]
     return _checked(fault, node)
 
@@ -120,7 +121,7 @@ def _allowed(parameter: dict, node) -> str:
 
 
 def same(one: dict, other: dict) -> bool:
-    """Whether the two are one fault with other numbers (the same GPU, the same pair)."""
+    """Whether both are the same fault with other numbers (the same GPU, the same pair)."""
     _, parameters = FAULTS.get(one["id"], ("", []))
     keys = [known["name"] for known in parameters if known.get("telling") or known["default"] is REQUIRED]
     return one["id"] == other["id"] and all(one.get(key) == other.get(key) for key in keys)

@@ -1,4 +1,4 @@
-"""The faults of GPUs and of the tools that speak of them; see catalogue.py."""
+"""The faults of GPUs and of the tools that report on them; see catalogue.py."""
 
 import fabric_log
 

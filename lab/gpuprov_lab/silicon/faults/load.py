@@ -1,4 +1,4 @@
-"""The faults that only a load shows: network cards against themselves, memory, disks; see catalogue.py.
+"""The faults that only appear under load: network loopback, memory, disks; see catalogue.py.
 
 A card is `nic`, mlx5_<nic> on a healthy node.
 """

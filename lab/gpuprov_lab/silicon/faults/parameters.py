@@ -1,4 +1,4 @@
-"""How the parameters of a fault are written: shared by the families of faults."""
+"""Constructors for the parameters of a fault, shared by the families of faults."""
 
 TOOLS = (
     "nvidia-smi",
@@ -57,7 +57,7 @@ def text(name, default, meaning):
 
 
 def telling(parameter):
-    """One that tells two faults of one id apart although it need not be given; those that must be, do."""
+    """Mark an optional parameter as part of a fault's identity, as all required ones are."""
     return dict(parameter, telling=True)
 
 
@@ -72,5 +72,5 @@ YES_NO = ("no", "yes")
 
 
 def onset():
-    """From when on it shows."""
+    """Return the parameter for the time from which a fault appears."""
     return number("onset", 0, 0, 10**6, "seconds into a load; 0: from the beginning, without a load as well")

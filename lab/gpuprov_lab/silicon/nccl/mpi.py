@@ -1,16 +1,16 @@
-"""What makes a program one of several: the real MPI library, for a process that a launcher has started.
+"""The real MPI library, for a process that a launcher started as one of several.
 
-`mpirun` and `srun --mpi=…` say so in the environment. A process that nobody launched, one that finds no
-library, and one whose program was built without MPI (fault nccl_tests_without_mpi) is alone.
+`mpirun` and `srun --mpi=…` announce themselves in the environment. A process without a launcher or a library,
+or whose program was built without MPI (fault nccl_tests_without_mpi), runs alone.
 """
 
 import ctypes
 import json
 import os
 
-# The soname of OpenMPI 4 and 5. Red Hat's lies where only its environment module looks.
+# The soname of OpenMPI 4 and 5. Red Hat's lies in a folder that only its environment module adds.
 LIBRARIES = ("libmpi.so.40", "/usr/lib64/openmpi/lib/libmpi.so.40")
-LONGEST = 16384  # bytes that one process tells the others at once
+LONGEST = 16384  # bytes that one process can send to the others at once
 
 
 class Alone:
@@ -19,15 +19,15 @@ class Alone:
     rank, size = 0, 1
 
     def gather(self, said):
-        """What everybody said, in the order of their ranks."""
+        """Return the data of all processes in the order of their ranks."""
         return [said]
 
     def end(self) -> None:
-        """Leave."""
+        """Do nothing: there is no world to leave."""
 
 
 class World:
-    """MPI_COMM_WORLD of a launched program. To the launcher, whoever exits without `end` has failed."""
+    """MPI_COMM_WORLD of a launched program. The launcher counts an exit without `end` as a failure."""
 
     def __init__(self, library) -> None:
         self._library = library
@@ -37,7 +37,7 @@ class World:
         self.rank, self.size = self._number("MPI_Comm_rank"), self._number("MPI_Comm_size")
 
     def _object(self, name: str):
-        """What mpi.h makes of MPI_COMM_WORLD and MPI_BYTE: addresses of objects in the library."""
+        """Return the address of an object in the library, as mpi.h defines MPI_COMM_WORLD and MPI_BYTE."""
         return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(self._library, name)))
 
     def _number(self, function: str) -> int:
@@ -46,7 +46,7 @@ class World:
         return found.value
 
     def gather(self, said):
-        """What everybody said (JSON), in the order of their ranks. It waits for all, as a barrier does."""
+        """Return the data (JSON) of all processes in the order of ranks; waits for all, like a barrier."""
         block = json.dumps(said).encode().ljust(LONGEST)
         if len(block) > LONGEST:
             raise SystemExit(f"a process has more to say than {LONGEST} bytes")
@@ -56,7 +56,7 @@ class World:
         return [json.loads(theirs.raw[at : at + LONGEST].decode()) for at in range(0, len(theirs), LONGEST)]
 
     def end(self) -> None:
-        """Leave together."""
+        """Leave together with all processes."""
         self._library.MPI_Finalize()
 
 
@@ -68,17 +68,17 @@ def launched(environment) -> bool:
 
 
 def library():
-    """The MPI library, None where there is none."""
+    """Load the MPI library; None if it is not installed."""
     for name in LIBRARIES:
         try:
-            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)  # its plugins look for its symbols
+            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)  # its plugins look up its symbols
         except OSError:
             continue
     return None
 
 
 def world(node):
-    """The processes this one works with."""
+    """Return the world of processes that this one works with."""
     if node.fault("nccl_tests_without_mpi") or not launched(os.environ):
         return Alone()
     found = library()

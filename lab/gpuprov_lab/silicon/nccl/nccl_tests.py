@@ -1,6 +1,6 @@
-"""The nccl-tests programs, in the form of their source from 2.17 on: text, JSON report, failures.
+"""The nccl-tests programs in the form of their source since 2.17: text, JSON report, failures.
 
-Started by a launcher they are one program of several processes (mpi.py), of which only the first one prints.
+Started by a launcher, a program is one of several processes (mpi.py), of which only the first one prints.
 """
 
 import os
@@ -25,7 +25,7 @@ TYPES = {
     "half": 2, "float": 4, "double": 8, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip
 OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
-# letter -> long name; every one takes a value
+# letter -> long name; every option takes a value
 LETTERS = {
     "t": "nthreads", "g": "ngpus", "b": "minbytes", "e": "maxbytes", "i": "stepbytes", "f": "stepfactor",
     "n": "iters", "m": "agg_iters", "w": "warmup_iters", "N": "run_cycles", "p": "parallel_init",
@@ -38,11 +38,11 @@ CUDA_ERROR, NCCL_ERROR, NUMBERS = 2, 3, 7
 
 
 class UsageError(Exception):
-    """The command line is refused; the text says why."""
+    """A rejected command line; the text is the reason."""
 
 
 class Options:
-    """The command line; numbers as C reads them."""
+    """The command line, with numbers parsed as in C."""
 
     def __init__(self, arguments: list) -> None:
         self.values = {
@@ -97,12 +97,12 @@ class Options:
         )
 
     def number(self, letter: str) -> int:
-        """A whole number, 0 when it is none."""
+        """Return an option as a whole number, 0 if it is not a number."""
         found = re.match(r"\s*-?\d+", self.values[letter])
         return int(found.group()) if found else 0
 
     def sizes(self) -> list:
-        """The message sizes of the table."""
+        """Return the message sizes of the table."""
         factor, size, found = self.number("f"), self.smallest, []
         while size <= self.largest and len(found) < 4096:
             found.append(size)
@@ -154,7 +154,7 @@ alltoall_perf = partial(_perf, name="alltoall")
 
 def _run(node, name: str, options: Options, report, world, runtime) -> int:
     gpus, wanted = runtime.devices(node), options.number("t") * options.number("g")
-    before = world.gather(node.name)[: world.rank].count(node.name)  # processes of this run on this node
+    before = world.gather(node.name)[: world.rank].count(node.name)  # number of this run's earlier processes on this node
     report.head()
     problem = runtime.error(node)
     if problem:
@@ -173,7 +173,7 @@ def _run(node, name: str, options: Options, report, world, runtime) -> int:
         )
         return NCCL_ERROR
     _fit_memory(options, min(one["memory"] for one in team.met), report)
-    world.gather("initialized")  # ncclCommInitRank returns when all have called it
+    world.gather("initialized")  # like ncclCommInitRank, return when all processes have called it
     report.table_head()
     rows = []
     with Load(node, name + "_perf", gpus):

@@ -1,4 +1,4 @@
-"""What an nccl-tests program prints, and the JSON file it writes with -J."""
+"""The output of an nccl-tests program, and the JSON file that it writes with -J."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import cuda
 
-UNAVAILABLE = "  N/A"  # one narrower than a count (src/util.cu:508, 510)
+UNAVAILABLE = "  N/A"  # one character narrower than a count (src/util.cu:508, 510)
 
 
 def fitted(value: float, width: int) -> str:
-    """A number in at most `width` characters: two decimals, one, none, or an exponent."""
+    """Format a number in at most `width` characters: two decimals, one, none, or an exponent."""
     for form in ("{:{}.2f}", "{:{}.1f}", "{:{}.0f}"):
         text = form.format(value, width)
         if len(text) <= width:
@@ -29,10 +29,10 @@ NAMES = {"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter":
 
 
 def tell_choice(name: str, size: int, algorithm: str, times: int) -> None:
-    """What NCCL_DEBUG=INFO shows of the TUNING subsystem: one line for each operation that rank 0 starts.
+    """Print what NCCL_DEBUG=INFO shows of the subsystem TUNING: a line for each operation of rank 0.
 
-    An all-to-all is sends and receives to NCCL, which no algorithm is chosen for. NCCL_DEBUG_FILE says where
-    to; without it into the middle of the program's own lines.
+    For NCCL an all-to-all consists of sends and receives, for which no algorithm is chosen. The lines go to
+    NCCL_DEBUG_FILE, by default between the program's own lines.
     """
     wanted = os.environ.get("NCCL_DEBUG_SUBSYS", "INIT,ENV").upper().split(",")
     level = os.environ.get("NCCL_DEBUG", "").upper()
@@ -52,14 +52,14 @@ def tell_choice(name: str, size: int, algorithm: str, times: int) -> None:
 
 
 def too_few(wanted: int, there: int) -> int:
-    """What is said where there are fewer GPUs; its status."""
+    """Print the error about too few GPUs and return the exit status."""
     print(f"Invalid number of GPUs: {wanted} requested but only {there} were found.", file=sys.stderr)
     print("Please check the number of processes and GPUs per process.", file=sys.stderr)
     return 5
 
 
 class Silent:
-    """What all processes but the first one print: nothing."""
+    """A report that prints nothing, for all processes but the first."""
 
     def head(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Silent:
 
 
 class Report:
-    """One run's output; `close` writes the JSON file, if one is wanted."""
+    """The output of one run; `close` writes the JSON file if one is requested."""
 
     def __init__(self, node, program: str, options, arguments: list) -> None:
         self.node, self.program, self.options = node, program, options
@@ -113,7 +113,7 @@ class Report:
         }
 
     def head(self) -> None:
-        """Versions and settings."""
+        """Print versions and settings."""
         number, values = self.options.number, self.options.values
         factor = number("f")
         step = f"{factor}(factor)" if factor > 1 else f"{self.options.step}(bytes)"
@@ -148,7 +148,8 @@ class Report:
         self.document["config"] = config
 
     def devices(self, met: list) -> None:
-        """One line a GPU, of all processes; of each process, the JSON has the first one only (util.cu)."""
+        """Print one line for each GPU of all processes; the JSON only lists each process's first (util.cu).
+"""
         rank, first = 0, []
         for one in met:
             for place, gpu in enumerate(one["gpus"]):
@@ -173,15 +174,15 @@ class Report:
             self.document["config"]["devices"] = first
 
     def too_few(self, wanted: int, there: int) -> int:
-        """The status of a run that wants more GPUs than there are."""
+        """Return the exit status of a run that requests more GPUs than exist."""
         return too_few(wanted, there)
 
     def reduced(self, most: int) -> None:
-        """What becomes of sizes that no GPU has room for."""
+        """Report that sizes too large for the GPUs' memory are left out."""
         print(f"#\n# Reducing maxBytes to {most} due to memory limitation")
 
     def table_head(self) -> None:
-        """The three lines above the table."""
+        """Print the three lines above the table."""
         wrong = "" if self.version >= "2.18" else 5
         print("#")
         print(
@@ -202,7 +203,7 @@ class Report:
             self.document["results"] = []
 
     def row(self, row: dict) -> None:
-        """One size."""
+        """Print the row of one size."""
         text = f"{row['size']:12d}  {row['count']:12d}  {row['type']:>8}  {row['redop']:>6}  {-1:6d}"
         for body in row["bodies"]:
             wrong = UNAVAILABLE if body["nwrong"] is None else "{:>6g}".format(body["nwrong"])
@@ -220,7 +221,7 @@ class Report:
         self.document["results"].append(result)
 
     def footer(self, errors: int, average: float, least: float) -> None:
-        """The summary."""
+        """Print the summary."""
         judged = "" if least == -1 else "FAILED" if average < least * 0.9 else "OK"
         print(f"# {'Out of bounds values':<20} : {errors} {'FAILED' if errors else 'OK'}")
         print(f"# {'Avg bus bandwidth':<20} : {average:g} {judged}")
@@ -232,7 +233,7 @@ class Report:
             self.document["errors"] = []
 
     def close(self) -> None:
-        """Write the JSON file, also of a run that failed."""
+        """Write the JSON file, also after a failed run."""
         if self.document is not None:
             self.document["end_time"] = _now()
             self.path.write_text(json.dumps(self.document, separators=(",", ":")))

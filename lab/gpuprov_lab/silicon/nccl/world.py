@@ -1,8 +1,8 @@
-"""What the processes of one collective tell each other, and the bus bandwidth that they agree on.
+"""The messages between the processes of one collective, and the resulting bus bandwidth.
 
-They are a ring, node after node in the order of their ranks: inside a node over NVLink, between two
-neighbours through the RDMA cards of both, all at once. It is as fast as its slowest part. With three nodes
-and more a broken link between two of them is felt only where those two are neighbours.
+They form a ring, node after node in the order of their ranks: inside a node over NVLink, between two
+neighbours through the RDMA cards of both, all at once. It is as fast as its slowest part. With three or more
+nodes a broken link between two of them only matters if those two are neighbours.
 """
 
 import os
@@ -16,13 +16,13 @@ from amd import copies
 from perftest import ib_write_bw
 
 PAIRS = 4  # queue pairs: one for each of a card's channels
-SHARE = 0.955  # of what perftest reaches
-STAGED = 0.5  # of that, where the card cannot reach GPU memory and the host's is in between
-SOCKETS = 2.5  # GB/s over TCP, through the interface that nodes are administered by
+SHARE = 0.955  # of perftest's rate
+STAGED = 0.5  # of that, if the card cannot reach GPU memory and data is staged in host memory
+SOCKETS = 2.5  # GB/s over TCP, through the management interface of the nodes
 
 
 def introduction(node, gpus: list, first: int) -> dict:
-    """Who a process is, and what it works with; `first` is the CUDA number of its first GPU."""
+    """Describe a process and its GPUs; `first` is the CUDA index of its first GPU."""
     memory = [node.given("memory_small", "mib", node.sku["memory"], gpu=gpu["slot"]) for gpu in gpus]
     return {
         "name": node.name,
@@ -38,12 +38,12 @@ def introduction(node, gpus: list, first: int) -> dict:
 
 
 def no_peers() -> bool:
-    """Whether NCCL was told to use neither peer access nor shared memory: the network is what remains."""
+    """Whether NCCL must use neither peer access nor shared memory, so that only the network remains."""
     return all(os.environ.get(name) == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
 
 
 def has_switch(node) -> bool:
-    """Whether the switches between this node's GPUs add up what passes, and NCCL may let them."""
+    """Whether the switches between this node's GPUs can reduce data in the network, and NCCL may use that."""
     return os.environ.get("NCCL_NVLS_ENABLE", "1") != "0" and node.sku["architecture"] in (
         "Hopper",
         "Blackwell",
@@ -51,10 +51,10 @@ def has_switch(node) -> bool:
 
 
 def between_nodes(node, gpus: list):
-    """GB/s from a node to its neighbours through the cards of these GPUs together, None where none works.
+    """Return GB/s from a node to its neighbours over the cards of these GPUs together, None if none works.
 
-    A card that is down is missed: its GPU sends through the others. A slow one holds up all of them, for each
-    has the same share of the data.
+    If a card is down, its GPU sends through the others. A slow one delays all, since each has the same share
+    of the data.
     """
     if os.environ.get("NCCL_NET", "IB") != "IB" or os.environ.get("NCCL_IB_DISABLE") == "1":
         return None
@@ -73,7 +73,7 @@ def between_nodes(node, gpus: list):
 
 
 def _wanted(name: str) -> bool:
-    """Whether NCCL_IB_HCA allows a card: `mlx5` what begins so, `=mlx5_1,mlx5_3` these, `^…` all others."""
+    """Whether NCCL_IB_HCA allows a card: `mlx5` as a prefix, `=mlx5_1,mlx5_3` exactly, `^…` all others."""
     text = os.environ.get("NCCL_IB_HCA", "")
     others = text.startswith("^")
     exact = text[others:].startswith("=")
@@ -83,7 +83,7 @@ def _wanted(name: str) -> bool:
 
 
 def offer(node, gpus: list, collective: str, nodes: int) -> dict:
-    """How fast a node is with its part of a collective (GB/s), and what keeps it from others."""
+    """Return a node's rate for its part of a collective (GB/s), and its obstacles to other nodes."""
     inside = bandwidth.through_cards(node, gpus) if no_peers() else None
     switch = has_switch(node) and nodes == 1 and inside is None
     if inside is None:
@@ -106,10 +106,10 @@ def offer(node, gpus: list, collective: str, nodes: int) -> dict:
 
 
 def agreed(order: list, offers: dict) -> dict:
-    """What comes of the `offers` (node → its offer) of nodes that stand in this `order`.
+    """Combine the `offers` (node → its offer) of the nodes in this `order`.
 
-    `rate`: bus bandwidth in GB/s; `hangs`: whether something never arrives; `switch`: whether the switches
-    add up; `wrong`: wrong values in a result.
+    `rate`: bus bandwidth in GB/s; `hangs`: whether some data never arrives; `switch`: whether the switches
+    reduce data; `wrong`: wrong values in a result.
     """
     rate, hangs = min(offers[name]["inside"] for name in order), False
     nodes = len(order)
@@ -130,7 +130,7 @@ def agreed(order: list, offers: dict) -> dict:
 
 
 class Team:
-    """The processes of one run: `met` is everybody's introduction, by rank."""
+    """The processes of one run: `met` lists all introductions by rank."""
 
     def __init__(self, node, world, met: list) -> None:
         self.node, self.world, self.met = node, world, met
@@ -143,7 +143,7 @@ class Team:
         self.gpus = [gpu for gpu in node.gpus if gpu["slot"] in here]
 
     def lacks_cards(self) -> bool:
-        """Whether NCCL was told to use RDMA cards alone, has data for them, and this node has none up."""
+        """Whether NCCL may only use RDMA cards, needs them, and this node has none up."""
         if os.environ.get("NCCL_NET") != "IB":
             return False
         if len(self.order) > 1:
@@ -151,7 +151,7 @@ class Team:
         return no_peers() and bandwidth.through_cards(self.node, self.gpus) is None
 
     def agree(self, collective: str) -> dict:
-        """Agree with all others, as the faults are now; where nothing ever arrives, wait until killed."""
+        """Agree with all processes under the current faults; if data never arrives, wait until killed."""
         said = self.world.gather(offer(self.node, self.gpus, collective, len(self.order)))
         found = agreed(self.order, {one["name"]: said[rank] for rank, one in enumerate(self.met)})
         if found["hangs"]:

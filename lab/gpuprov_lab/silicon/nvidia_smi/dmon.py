@@ -1,4 +1,4 @@
-"""nvidia-smi dmon: a line for each GPU, again and again; the letters after -s choose the columns."""
+"""nvidia-smi dmon: repeated lines for each GPU; the letters after -s select the columns."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ _COLUMNS = {
 
 
 def run(node, words: list) -> int:
-    """`dmon [-s LETTERS] [-d SECONDS] [-c COUNT]`; returns the exit status."""
+    """Run `dmon [-s LETTERS] [-d SECONDS] [-c COUNT]` and return the exit status."""
     letters, delay, count = "pucm", 1.0, 0
     rest = iter(words)
     for word in rest:

@@ -1,4 +1,4 @@
-"""nvidia-smi topo and nvidia-smi nvlink. Tabs, escape codes and trailing blanks as 550 prints them."""
+"""nvidia-smi topo and nvidia-smi nvlink. Tabs, escape codes and trailing blanks as printed by 550."""
 
 import noise
 from settings import Settings
@@ -31,7 +31,7 @@ Legend:
 
 
 def run(node, action: str, words: list) -> int:
-    """`topo …` or `nvlink …`; returns the exit status."""
+    """Run `topo …` or `nvlink …` and return the exit status."""
     gpus = [(i, gpu) for i, gpu in enumerate(node.present()) if not node.lost(gpu)]
     if action == "topo":
         if words in (["-m"], ["--matrix"]):
@@ -56,7 +56,7 @@ def run(node, action: str, words: list) -> int:
 
 
 def relation(node, one, other) -> str:
-    """How two GPUs are joined, as topo -m writes it."""
+    """Return the connection of two GPUs in topo -m's notation."""
     links = node.linked(one["slot"], other["slot"])
     if links:
         return f"NV{links}"
@@ -107,12 +107,12 @@ def _status(node, gpus) -> int:
     branch = int((node.driver() or ("0",))[0].split(".")[0])
     for i, gpu in gpus:
         if not node.sku["links"]:
-            if branch >= 595:  # seen with 595 on an L40S; older drivers printed nothing
+            if branch >= 595:  # observed with 595 on an L40S; older drivers printed nothing
                 _head(node, i, gpu)
                 print("Device does not have or support Nvlink")
             continue
         _head(node, i, gpu)
-        if branch >= 590 and Settings(node).of(gpu)["mig"]:  # seen with 590 on an H100 and an H200
+        if branch >= 590 and Settings(node).of(gpu)["mig"]:  # observed with 590 on an H100 and an H200
             print("Nvlink queries are not supported for Devices in MIG mode")
             continue
         down = _down(node, gpu)
@@ -157,13 +157,14 @@ _NAMES_470 = {
 
 
 def _old_names(node, gpu, link: int, count: int, trained: int) -> list:
-    """The counters up to NVLink 4."""
+    """Return the counters up to NVLink 4."""
     del node, gpu, link
     return [("Replay Errors", count), ("Recovery Errors", count // 100), ("CRC Errors", count + trained)]
 
 
 def _new_names(node, gpu, link: int, count: int, trained: int) -> list:
-    """The counters of NVLink 5 as driver 595 names them; bucket 0 of the FEC counts what was fine."""
+    """Return the counters of NVLink 5 with driver 595's names; bucket 0 of the FEC counts error-free blocks.
+"""
     passed = int(1e9 * (1 + 40 * noise.fraction(node.seed, gpu["uuid"], link)))
     names = [
         ("Tx packets", passed),
@@ -180,7 +181,7 @@ def _new_names(node, gpu, link: int, count: int, trained: int) -> list:
     names += [("Link recovery successful events", again), ("Link recovery failed events", failed)]
     names += [("Total link recovery events", again + failed), ("Effective Errors", count)]
     names += [("Effective BER", "15e-255"), ("Symbol Errors", count + trained), ("Symbol BER", "15e-255")]
-    # Counted before any correction: a healthy B300 had such values at its boot (595.91.07).
+    # Counted before any correction: a healthy B300 had such values after boot (595.91.07).
     names += [("Raw BER Lane 0", 2061), ("Raw BER Lane 1", 1038), ("Raw BER Total", 1037)]
     names += [("Raw Errors Lane 0", 82), ("Raw Errors Lane 1", 4)]
     return names + [(f"FEC Errors - {bucket}", passed if bucket == 0 else 0) for bucket in range(16)]

@@ -25,7 +25,7 @@ _LONG = {
 
 
 def run(node, words: list, choose) -> int:
-    """`mig …`; `choose` finds the GPUs -i names. Returns the exit status."""
+    """Run `mig …` and return the exit status; `choose` finds the GPUs that -i names."""
     asked = _read(words)
     if asked is None:
         print(INVALID)
@@ -52,7 +52,7 @@ def run(node, words: list, choose) -> int:
 
 
 def devices(one: dict) -> str:
-    """The lines of `nvidia-smi -L` under a GPU: its MIG devices."""
+    """Render the MIG devices below a GPU in `nvidia-smi -L`."""
     lines = []
     for number, each in enumerate(usable(one["settings"])):
         lines.append(
@@ -62,12 +62,12 @@ def devices(one: dict) -> str:
 
 
 def mig_uuid(gpu, each: dict) -> str:
-    """A MIG device's own id; the same instance of the same GPU has the same."""
+    """Return a MIG device's id, constant for the same instance of the same GPU."""
     return f"MIG-{noise.identity('mig', gpu['uuid'], each['id'], each['profile'])}"
 
 
 def entries(node, one: dict) -> list:
-    """What `nvidia-smi -q -x` says of a GPU's MIG devices (see nvidia_smi_tree)."""
+    """Return the entries of a GPU's MIG devices in `nvidia-smi -q -x` (see nvidia_smi_tree)."""
     found = []
     for number, each in enumerate(usable(one["settings"])):
         profile = find(node.sku_name, each["profile"])
@@ -115,7 +115,7 @@ def _read(words: list):
 
 
 def _table(title: str, heads: tuple, rows: list) -> None:
-    """A box of rows, each of one line or several; as wide as its heads."""
+    """Print a box of rows of one or more lines each, as wide as its headers."""
     line = "+" + "-" * (len(heads[0]) - 2) + "+"
     print(line)
     print(f"| {title:<{len(line) - 4}} |")
@@ -223,7 +223,7 @@ def _complete(index: int, each: dict) -> None:
 
 
 def _chosen(settings: Settings, gpus, numbers):
-    """(index, gpu, instance) of those GPU instances whose ids `-gi` names; of all without it."""
+    """Yield (index, gpu, instance) of the GPU instances whose ids `-gi` names, or of all."""
     for index, gpu in gpus:
         for each in settings.of(gpu)["instances"]:
             if numbers is None or str(each["id"]) in numbers.split(","):

@@ -1,4 +1,4 @@
-"""What the driver shows of MIG: /proc/driver/nvidia/capabilities, and a device file for each access right."""
+"""The driver's files for MIG: /proc/driver/nvidia/capabilities, and a device file for each access right."""
 
 import os
 import shutil
@@ -10,26 +10,26 @@ from settings import Settings
 
 from nvidia_smi.mig_profiles import usable
 
-# As in /proc/driver/nvidia-caps/mig-minors: so far apart are two GPUs, and two GPU instances; after each of
-# these comes its first compute instance.
+# The distances in /proc/driver/nvidia-caps/mig-minors between two GPUs, and between two GPU instances; each
+# of these is followed by its first compute instance.
 FIRST, PER_GPU, PER_INSTANCE = 3, 135, 9
 MAJOR = 510
 
 
 def minors(gpu, instance: dict) -> list:
-    """The numbers of the files for a GPU instance and for its compute instance."""
+    """Return the minor numbers of a GPU instance's file and of its compute instance's."""
     first = FIRST + PER_GPU * gpu["slot"] + PER_INSTANCE * instance["id"]
     return [first, first + 1]
 
 
 def instances(node, gpu):
-    """The MIG devices of a GPU in index order; None when it is not partitioned."""
+    """Return the MIG devices of a GPU in index order; None if it is not partitioned."""
     settings = Settings(node).of(gpu)
     return usable(settings) if settings["mig"] else None
 
 
 def write(node) -> None:
-    """Show every GPU's partitions as they are now."""
+    """Write the current partitions of every GPU."""
     place = node.folder / "proc_driver/nvidia/capabilities"
     shutil.rmtree(str(place), ignore_errors=True)
     wanted = set()
@@ -66,5 +66,5 @@ def _make(place: Path, wanted: set) -> None:
             if not (place / name).exists():
                 number = os.makedev(*devices.harmless((MAJOR, minor)))
                 os.mknod(str(place / name), 0o444 | stat.S_IFCHR, number)
-    except OSError:  # a user, or a node too confined for it
+    except OSError:  # an unprivileged user, or a confined node
         return

@@ -1,4 +1,4 @@
-"""The MIG profiles of each SKU: names, numbers and memory as `nvidia-smi mig -lgip` lists them.
+"""The MIG profiles of each SKU: names, numbers and memory as listed by `nvidia-smi mig -lgip`.
 
 From the MIG user guide (supported profiles). A GPU has 7 compute slices and 8 memory slices; a profile takes
 some at one of its `starts`, and the order in which the driver tries them reproduces the guide's examples.
@@ -33,7 +33,8 @@ _BOARDS = {
 
 
 def profiles(sku_name: str) -> list:
-    """Every profile of a SKU as a dictionary, in the order of -lgip; none when it knows no MIG."""
+    """Return every profile of a SKU as a dictionary, in the order of -lgip; empty if it does not support MIG.
+"""
     if sku_name not in _BOARDS:
         return []
     sizes, gib, processors = _BOARDS[sku_name]
@@ -59,7 +60,7 @@ def profiles(sku_name: str) -> list:
 
 
 def find(sku_name: str, word: str):
-    """The profile somebody names by number or name (`19`, `1g.10gb`, `MIG 1g.10gb`), or None."""
+    """Find a profile by number or name (`19`, `1g.10gb`, `MIG 1g.10gb`); None if it is unknown."""
     wanted = word.strip().lower()
     for one in profiles(sku_name):
         if wanted in (str(one["id"]), one["name"], "mig " + one["name"]):
@@ -68,7 +69,8 @@ def find(sku_name: str, word: str):
 
 
 def place(profile: dict, instances: list):
-    """(instance id, start) of one more such instance beside those there are; None when it does not fit."""
+    """Return (instance id, start) of one more such instance next to the present ones; None if it does not fit.
+"""
     taken = {slice_ for one in instances for slice_ in range(one["start"], one["start"] + one["size"])}
     same = [one for one in instances if one["profile"] == profile["name"]]
     if len(same) >= profile["most"]:
@@ -82,7 +84,7 @@ def place(profile: dict, instances: list):
 
 
 def free(profile: dict, instances: list) -> int:
-    """How many more of a profile fit beside the instances there are."""
+    """Return how many more instances of a profile fit next to the present ones."""
     there, count = list(instances), 0
     while True:
         spot = place(profile, there)
@@ -93,7 +95,7 @@ def free(profile: dict, instances: list) -> int:
 
 
 def instance(profile: dict, spot: tuple) -> dict:
-    """A new GPU instance, without a compute instance."""
+    """Return a new GPU instance without a compute instance."""
     return {
         "id": spot[0],
         "profile": profile["name"],
@@ -106,6 +108,6 @@ def instance(profile: dict, spot: tuple) -> dict:
 
 
 def usable(settings: dict) -> list:
-    """The instances a program can use: those with a compute instance, large ones first."""
+    """Return the instances that programs can use: those with a compute instance, large ones first."""
     found = [each for each in settings["instances"] if each["usable"]]
     return sorted(found, key=lambda each: (-each["size"], each["id"]))

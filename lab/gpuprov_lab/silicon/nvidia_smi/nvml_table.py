@@ -1,4 +1,4 @@
-"""The values of NVML that this node has now: what NVIDIA's own nvidia-smi prints on it (see real.py)."""
+"""The node's current NVML values, from which NVIDIA's own nvidia-smi prints (see real.py)."""
 
 import telemetry
 from settings import COMPUTE_MODES
@@ -8,14 +8,14 @@ from nvidia_smi.mig import mig_uuid
 from nvidia_smi.mig_profiles import find, profiles, usable
 from nvidia_smi.nvml_values import LOST, MIB, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, Machine
 
-NO_DRIVER, MISMATCH = 9, 18  # of nvml.h, as what it has for the words of the simulator
+NO_DRIVER, MISMATCH = 9, 18  # of nvml.h, like _ERRORS, which translates the simulator's terms
 _ERRORS = {"GPU is lost": LOST, "GPU requires reset": RESET_REQUIRED}
 _STATUS = {"N/A": 0, "Success": 0, "Insufficient Resources": 23}
 _REASONS = {"hw_thermal": 0x48, "hw_power_brake": 0x88, "sw_thermal": 0x20}
-# Private functions of nvidia-smi by number: a mode of IBM's machines, the voltage, and for 470 the place
+# Private functions of nvidia-smi by number: a mode of IBM's machines, the voltage, and for 470 the position
 # on the board.
 _IBM, _VOLTAGE, _MODULE = 165, 209, 207
-# What the driver has no answer to of a GPU that is silent (silent.py).
+# Functions that the driver cannot answer for an unresponsive GPU (silent.py).
 _OF_THE_GPU = (
     *(
         "GetTemperature",
@@ -32,7 +32,7 @@ _REFUSED = {"return": NOT_SUPPORTED}
 
 
 def table(node) -> Machine:
-    """Its GPUs, settings and faults, in the terms of nvml.h."""
+    """Build the table of the node's GPUs, settings and faults, in the terms of nvml.h."""
     driver, library, gpus = node.driver(), node.library(), node.present()
     version = driver[0] if driver else library
     buses = [int(gpu["bus"], 16) for gpu in gpus]
@@ -64,7 +64,7 @@ def table(node) -> Machine:
 
 
 def _described(sku) -> dict:
-    """A SKU in the words of nvml_values.py."""
+    """Describe a SKU in the terms of nvml_values.py."""
     made = sku["architecture"]
     return {
         "product_names": [sku["name"]],
@@ -109,7 +109,7 @@ def _identity(machine, node, one) -> list:
         ("nvmlDeviceGetInforomVersion 1", {"version": "7.16" if sku["pcie"] > 4 else "6.16"}),
         ("nvmlDeviceGetInforomVersion 2", _REFUSED),
     ]
-    for function in ("PciInfo_v3", "PciInfoExt"):  # the second one from 550 on
+    for function in ("PciInfo_v3", "PciInfoExt"):  # the second one since 550
         known = machine.rows["nvmlDeviceGet{} {}".format(function, one["index"])]
         subsystem = int(sku["subsystem"] + "10de", 16)
         rows.append(("nvmlDeviceGet" + function, dict(known, **{"pci.pciSubSystemId": subsystem})))
@@ -168,7 +168,7 @@ def _sensors(machine, node, one) -> list:
         ("nvmlDeviceGetPcieReplayCounter", {"value": one["replays"]}),
         ("nvmlDeviceGetPcieThroughput", {"value": 1215 if load else 0}),
     ]
-    # Either what is left to a limit or the limit itself, by architecture and release.
+    # Either the distance to a limit or the limit itself, by architecture and release.
     relative = machine.major >= 535 and sku["architecture"] in ("Hopper", "Blackwell", "Ada Lovelace")
     limits = (sku["temp_max"] + 7, sku["temp_max"] + 4, 95, sku["temp_max"])
     for kind, limit in enumerate(limits):
@@ -229,7 +229,7 @@ def _memory(machine, node, one) -> list:
         ("nvmlDeviceGetRowRemapperHistogram", {f"values.{name}": n for name, n in histogram.items()}),
         ("nvmlDeviceGetSramEccErrorStatus", sram),
     ]
-    # Kind 1: uncorrected; span 1: over its life; in 2: DRAM, in 7: SRAM.
+    # Kind 1: uncorrected; span 1: over its lifetime; in 2: DRAM, in 7: SRAM.
     counted = {(0, 1, 2): one["corrected_ever"], (1, 0, 2): since, (1, 1, 2): ever, (1, 1, 7): broken}
     for (kind, span, where), count in counted.items():
         rows.append((f"nvmlDeviceGetMemoryErrorCounter {kind} {span} {where}", {"count": count}))
@@ -250,7 +250,7 @@ def _processes(machine, one) -> list:
 
 
 def _mig(machine, node, one, after: int) -> int:
-    """Add the MIG devices of a GPU as devices with these numbers and the following; returns the next one."""
+    """Add the MIG devices of a GPU as devices numbered from `after` on; returns the next number."""
     for place, each in enumerate(usable(one["settings"])):
         profile = find(node.sku_name, each["profile"])
         whole, decoders = int(profile["gib"] * 1024) * MIB, profile["decoders"]

@@ -1,8 +1,8 @@
-"""What NVML answers on a machine of a SKU: the table of values behind NVIDIA's own nvidia-smi.
+"""NVML's answers on a machine of a SKU: the table of values behind NVIDIA's own nvidia-smi.
 
-The SKU gives names, PCI ids, memory, links and power; the rest is what captures of H100 and A100 print.
-A fault is a change of these values, or of a return code, in the terms of nvml.h. It needs nothing of the
-simulator: tests write tables of SKUs that the lab does not have.
+The SKU defines names, PCI ids, memory, links and power; the rest comes from captures of H100 and A100. A
+fault is a change of these values, or of a return code, in the terms of nvml.h. The module is independent of
+the simulator, since tests write tables of SKUs that the lab does not have.
 """
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ _TABLE = "nvmlInternalGetExportTable"
 
 
 class Machine:
-    """The GPUs of one node by the values of NVML; `rows` is KEY → path → value, to be changed by a fault.
+    """The GPUs of one node as NVML values; `rows` is KEY → path → value, for faults to change.
 
     `sku` has the keys of provision/data/skus/*.yml.
     """
@@ -44,12 +44,12 @@ class Machine:
 
     @property
     def major(self):
-        """The branch of the driver: 550."""
+        """The driver's branch, such as 550."""
         return int(self.driver.split(".")[0])
 
     @property
     def has_fabric_state(self):
-        """Whether the GPU has a state of its fabric, and the driver a field for it."""
+        """Whether the GPU has a fabric state, and the driver a field for it."""
         return "nvmlDeviceGetGpuFabricInfoV" in self.rows and self.major >= 535
 
     def set(self, function, device=None, *arguments, **values):
@@ -60,9 +60,10 @@ class Machine:
         )
 
     def fail(self, device, code, functions=("",)):
-        """Functions of one device (all, or with these beginnings) fail with this code, as of a lost GPU.
+        """Make functions of one device (all, or those with these prefixes) fail with this code, as if it were lost.
 
-        Its handle is given out still, and what needs no answer of the GPU is known: its address, its index.
+        Its handle is still returned, and answers that need no response of the GPU remain: its address, its
+        index.
         """
         known = tuple(f"nvmlDeviceGet{what}" for what in ("PciInfo", "Index", "MinorNumber", "Handle"))
         failing = tuple(f"nvmlDevice{function}" for function in functions)
@@ -198,7 +199,7 @@ def _answers_for_all(machine):
         rows["nvmlDeviceGetRetiredPagesPendingStatus"] = {"isPending": 0}
     if sku["fabric"] != "none" and sku["architecture"] != "ampere":
         fabric = {"gpuFabricInfo.state": 3, "gpuFabricInfo.status": SUCCESS}
-        if sku["fabric"] == "imex":  # an HGX board is in no domain of several nodes, and prints zeros
+        if sku["fabric"] == "imex":  # an HGX board belongs to no multi-node domain, and prints zeros
             fabric |= {f"gpuFabricInfo.clusterUuid[{byte}]": 16 + byte for byte in range(16)}
             fabric["gpuFabricInfo.cliqueId"] = 32766
         rows["nvmlDeviceGetGpuFabricInfo"] = fabric
@@ -258,7 +259,7 @@ def _device(machine, index):
             50 if machine.sku["architecture"] in ("volta", "turing", "ampere") else 53.125
         )  # 25 and 26.562 GB/s
         speed = int(machine.sku["nvlink"]["gbs_per_link"] * 10 * exact)  # MB/s
-        of_link = 84 + link if link < 6 else 126 + link  # the speed of each link of a driver before 535
+        of_link = 84 + link if link < 6 else 126 + link  # the speed of each link for a driver before 535
         if link < 12:
             rows[f"nvmlDeviceGetFieldValues {index} {of_link} 0"] = {"value": speed, "valueType": 1}
         for number, value in {164: speed, 165: 1, 161: 0, 162: 0, 163: 0}.items():

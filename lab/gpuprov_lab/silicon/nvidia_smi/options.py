@@ -1,21 +1,21 @@
-"""The command line of nvidia-smi, and what it says of one it does not understand."""
+"""The command line of nvidia-smi, and its errors for invalid ones."""
 
 BAD_ARGUMENT = 2
 INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n"
 NO_FORMAT = "\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n\n"
-# What a word without a value asks for.
+# Actions of options without a value.
 ACTIONS = {
     "-q": "full", "--query": "full", "-L": "list", "--list-gpus": "list", "-r": "reset",
     "--gpu-reset": "reset", "-h": "help", "--help": "help", "--version": "version",
     "-rgc": "-rgc", "--reset-gpu-clocks": "-rgc", "-rac": "-rac", "--reset-applications-clocks": "-rac",
 }  # fmt: skip
-# Words that set something to a value; what they do is in nvidia_smi_settings.
+# Options that set a value; nvidia_smi_settings implements them.
 SETTERS = {
     "-pl": "-pl", "--power-limit": "-pl", "-lgc": "-lgc", "--lock-gpu-clocks": "-lgc", "-ac": "-ac",
     "--applications-clocks": "-ac", "-c": "-c", "--compute-mode": "-c", "-e": "-e", "--ecc-config": "-e",
     "-mig": "-mig", "--multi-instance-gpu": "-mig",
 }  # fmt: skip
-# Words with a value, and where it goes.
+# Options with a value, and the key that receives it.
 VALUES = {
     "-i": "gpus", "--id": "gpus", "-d": "sections", "--display": "sections", "-l": "loop", "--loop": "loop",
     "-lms": "loop", "-pm": "mode", "--persistence-mode": "mode", "--format": "format", "-f": "",
@@ -34,7 +34,7 @@ class SmiError(Exception):
 
 
 def read(arguments: list, queries) -> dict:
-    """What to print, for which GPUs. Raises SmiError for what the real one refuses."""
+    """Parse what to print, and for which GPUs. Raises SmiError for what the real program rejects."""
     options = {
         "action": "plain",
         "gpus": None,

@@ -1,4 +1,4 @@
-"""nvidia-smi without arguments: the table people know. Layout as 550 prints it."""
+"""nvidia-smi without arguments: the well-known table, in the layout of 550."""
 
 import time
 
@@ -11,7 +11,7 @@ _WIDE = "+----------------------------------------------------------------------
 
 
 def table(node, driver: str, readings: list) -> str:
-    """The whole table, with its date line."""
+    """Render the whole table with its date line."""
     cuda = telemetry.cuda_version(driver)
     rows = [
         time.strftime("%a %b %e %H:%M:%S %Y") + "       ",
@@ -39,7 +39,7 @@ def _gpu(node, one: dict) -> list:
     memory = f"{one['used']}MiB / {one['memory']:>6}MiB"
     busy = "N/A" if settings["mig"] else f"{100 if one['load'] else 0}%"
     mig = "N/A" if not profiles(node.sku_name) else "Enabled" if settings["mig"] else "Disabled"
-    # Printed as the table has room for it: E. Process, Prohibited, Default.
+    # Printed within the table's width: E. Process, Prohibited, Default.
     temperature, errors = f"{one['temperature']:>4}C ", f"{one['uncorrectable']:>20}"
     if one["silent"]:  # as 550.163.01 prints a lost GPU
         temperature, power, busy, errors = (
