@@ -75,8 +75,7 @@ def health_factor(node, slot: int) -> float:
 
 
 def _locked(node, settings: dict) -> float:
-    """Return the fraction of the clock that a lock leaves; the rate is proportional to the clock.
-"""
+    """Return the fraction of the clock that a lock leaves; the rate is proportional to the clock."""
     if not settings["locked"]:
         return 1.0
     return min(1.0, settings["locked"][1] / (node.sku["clock"] * 0.93))

@@ -172,8 +172,7 @@ def link_of(node, card):
 
 
 def _switched_off(node, card) -> bool:
-    """Whether a port is Disabled, as after `ibportstate disable` or `ip link set down`, or with an empty cage.
-"""
+    """Whether a port is Disabled: by `ibportstate disable`, `ip link set down` or an empty cage."""
     if card["board"] == "storage":
         return bool(node.fault("storage_port_down"))
     return bool(node.fault("ports_off") or node.fault("port_disabled", nic=card["number"]))

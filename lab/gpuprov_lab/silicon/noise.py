@@ -12,8 +12,7 @@ def fraction(*words) -> float:
 
 
 def bell(*words) -> float:
-    """Return a roughly normal number: mean 0, standard deviation 1, never beyond 2.5, as outliers are injected.
-"""
+    """Return a roughly normal number: mean 0, deviation 1, never beyond 2.5 (outliers are injected)."""
     text = "\0".join(str(word) for word in words).encode()
     # The sum of eight uniform numbers has mean 4 and variance 8/12.
     total = sum(struct.unpack(">8I", hashlib.sha256(text).digest())) / float(1 << 32) - 4.0

@@ -9,7 +9,7 @@ READY = "persistenced"
 
 
 def persistenced(node, arguments: list) -> int:
-    """The whole program; its marker turns persistence mode on unless --no-persistence-mode says otherwise."""
+    """Run nvidia-persistenced; its marker enables persistence mode unless --no-persistence-mode is given."""
     if "--version" in arguments or "-v" in arguments:
         print(f"nvidia-persistenced:  version {node.library()}")
         return 0
@@ -21,7 +21,7 @@ def persistenced(node, arguments: list) -> int:
             file=sys.stderr,
         )
         return 1
-    # The last of the two wins, and the mode is on unless it was turned off.
+    # The last of both options wins; the default is on.
     modes = [word for word in arguments if word in ("--persistence-mode", "--no-persistence-mode")]
     on = not modes or modes[-1] == "--persistence-mode"
     place = (

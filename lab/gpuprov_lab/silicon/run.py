@@ -1,6 +1,5 @@
 """Runs one simulated tool: `run.py TOOL ARGS…`; `new`, `fault`, `mounts` and `boot` are the lab's own.
-
-Exit statuses are the real tools'; 2 with one line on stderr when the lab itself is asked something wrong.
+Exit statuses are the real tools'; 2 with one line on stderr for an invalid request to the lab itself.
 """
 
 import importlib
@@ -14,7 +13,7 @@ from pathlib import Path
 # -I leaves the script's own folder out of the path, and with it the site packages of the node.
 HERE = str(Path(__file__).resolve().parent)
 sys.path.insert(0, HERE)
-if not os.access(HERE, os.W_OK):  # on a node, where each tool would else compile all that it imports
+if not os.access(HERE, os.W_OK):  # on a node, where each tool would otherwise compile all its imports
     sys.pycache_prefix = "/var/cache/silicon"
 
 import devices  # noqa: E402
@@ -27,7 +26,7 @@ GARBAGE = (
 
 
 def _tools() -> dict:
-    """Name -> where its function is; imported only for the tool that runs."""
+    """Return name -> module and function, of which only the running tool's is imported."""
     collectives = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
     tools = {
         "boot": ("boot", "boot"),
@@ -69,7 +68,7 @@ def _tools() -> dict:
 
 
 def main(arguments: list) -> int:
-    """Run what the command line names."""
+    """Run the tool that the command line names."""
     if not arguments:
         print("usage: run.py TOOL ARGUMENTS", file=sys.stderr)
         return 2
@@ -145,6 +144,6 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone; say nothing more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone; print nothing more at exit
         status = 141
     sys.exit(status)

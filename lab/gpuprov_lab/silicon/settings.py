@@ -1,8 +1,7 @@
-"""What somebody set on the GPUs with nvidia-smi, and how long each setting lasts.
-
-inforom.json is the GPUs' own memory, which a reboot leaves alone: ECC mode, and on Ampere MIG mode.
-run/settings.json is the driver's memory, gone after a boot: MIG instances, since Hopper the MIG mode, and for
-as long as something keeps the driver's state (persistence mode) power limit, clocks and compute mode.
+"""Settings of the GPUs made with nvidia-smi, and how long each lasts.
+inforom.json is the GPUs' own memory, which survives reboots: ECC mode, and on Ampere MIG mode.
+run/settings.json is the driver's memory, lost at boot: MIG instances, since Hopper the MIG mode, and, as long
+as persistence mode keeps the driver's state, power limit, clocks and compute mode.
 """
 
 import json
@@ -31,7 +30,7 @@ class Settings:
                         self.driver[slot].pop(name, None)
 
     def of(self, gpu) -> dict:
-        """Everything set on a GPU, with what holds when nothing was."""
+        """Return all settings of a GPU, including defaults."""
         slot, sku = str(gpu["slot"]), self.node.sku
         lasting, passing = self.inforom.get(slot, {}), self.driver.get(slot, {})
         mig = (lasting if sku["architecture"] == KEEPS_MIG else passing).get("mig", False)
@@ -49,7 +48,7 @@ class Settings:
         }
 
     def change(self, gpu, **values) -> None:
-        """Set some of what `of` tells; None for a driver's setting takes it back."""
+        """Change some of the settings in `of`; None resets a driver's setting."""
         slot = str(gpu["slot"])
         for name, value in values.items():
             lasting = name.startswith("ecc") or name == "mig_pending"
@@ -61,19 +60,19 @@ class Settings:
                 place[name] = value
 
     def reset(self, gpu) -> None:
-        """What a GPU reset does: the driver's memory of it is gone, what was pending holds."""
+        """Apply a GPU reset: the driver's settings are lost, pending ones take effect."""
         self.driver.pop(str(gpu["slot"]), None)
         _settle(self.inforom.get(str(gpu["slot"]), {}))
 
     def save(self) -> None:
-        """Write both memories. Whoever changed MIG shows it with mig_files.write."""
+        """Write both memories. After changes to MIG, mig_files.write has to follow."""
         self.driver["holder"] = holder(self.node)
         write_atomically(self.node.folder / "inforom.json", json.dumps(self.inforom) + "\n")
         write_atomically(self.node.folder / "run/settings.json", json.dumps(self.driver) + "\n")
 
 
 def after_boot(node) -> None:
-    """The boards start with what was pending; the driver's memory went with the run folder."""
+    """Apply pending settings at boot; the driver's memory went with the run folder."""
     inforom = _read(node.folder / "inforom.json")
     if inforom:
         for slot in inforom:
@@ -82,7 +81,7 @@ def after_boot(node) -> None:
 
 
 def holder(node) -> str:
-    """What keeps the driver's state of idle GPUs: a certain persistence daemon, -pm 1, or nothing."""
+    """Return what keeps the driver's state of idle GPUs: a persistence daemon's id, -pm 1, or nothing."""
     if node.running("persistenced"):
         return (node.folder / "run/persistenced").read_text().strip()
     return "nvidia-smi" if (node.folder / "run/persistence_mode").exists() else ""

@@ -1,14 +1,13 @@
-"""What each SKU of the lab is: identity, wiring, and what healthy hardware of it measures.
+"""The lab's SKUs: their identity, wiring, and the measurements of healthy hardware.
+Sources: PCI ids from the open-gpu-kernel-modules README 595.45.04; memory as reported by nvidia-smi; power,
+clocks and links from NVIDIA's datasheets; bandwidths from public measurements (nvbandwidth README, Azure
+azurehpc-health-checks, stas00/ml-engineering); burn rates (Gflop/s) are merely plausible.
 
-Where the numbers come from: PCI ids from the open-gpu-kernel-modules README 595.45.04; memory as nvidia-smi
-reports it; power, clocks and links from NVIDIA's datasheets; bandwidths from public measurements (nvbandwidth
-README, Azure azurehpc-health-checks, stas00/ml-engineering); burn rates (Gflop/s) are plausible, no more.
-
-`pairs`: NVLink bridges between two GPUs; `switches`: PCI ids of the NVSwitches, where they are PCI devices.
-`fabric`: what has to run before CUDA works (`nvswitch`: fabric manager; `nvlink5`: fabric manager and nvlsm;
-`imex`: nothing on this machine, the rack's switch trays have it; IMEX is for memory shared across machines).
-`busbw` maps GPU count to all_reduce bus bandwidth; `ring` is what other collectives (and no NVLS) reach.
-AMD's are in amd/products.py.
+`pairs`: NVLink bridges between two GPUs; `switches`: PCI ids of the NVSwitches that are PCI devices.
+`fabric`: the services that CUDA needs (`nvswitch`: fabric manager; `nvlink5`: fabric manager and nvlsm;
+`imex`: none on this machine, the rack's switch trays run them; IMEX is for memory shared across machines).
+`busbw` maps GPU count to all_reduce bus bandwidth; `ring` is the rate of other collectives (and without
+NVLS). AMD's SKUs are in amd/products.py.
 """
 
 from amd.products import PRODUCTS
@@ -252,8 +251,8 @@ SKUS = {
     },
 }
 
-# A compute tray of an NVL72 rack. Its GPUs are B200s with more power, two to a Grace CPU, which they reach by
-# NVLink C2C: how fast is plausible, no more.
+# A compute tray of an NVL72 rack. Its GPUs are B200s with more power, two to a Grace CPU over NVLink C2C,
+# whose rate is merely plausible.
 SKUS["gb200"] = dict(
     SKUS["b200"],
     name="NVIDIA GB200",

@@ -1,11 +1,11 @@
-"""Writes the small files of the kernel's surfaces: more than a thousand a node, each time a fault is set."""
+"""Fast writer of the kernel's small files: more than a thousand per node each time a fault is set."""
 
 import os
 from pathlib import Path
 
 
 def put(folder, files) -> None:
-    """Write name -> line below a folder, in place: what is there may be mounted elsewhere."""
+    """Write name -> line below a folder, in place, since existing files may be mounted elsewhere."""
     for name, line in files.items():
         path, data = f"{folder}/{name}", (line + "\n").encode()
         try:

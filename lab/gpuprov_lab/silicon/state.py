@@ -1,7 +1,6 @@
-"""A node's simulated hardware as the tools see it: what state.json says, what is loaded, what runs.
-
+"""A node's simulated hardware in the tools' view: state.json, loaded modules, running programs.
 The folder is /var/lib/silicon on a node (SILICON_STATE elsewhere). Files of the node itself, such as
-libraries and kernel modules, are found under SILICON_ROOT (default /).
+libraries and kernel modules, lie under SILICON_ROOT (default /).
 """
 
 import json
@@ -17,11 +16,11 @@ VERSION_LINE = re.compile(r"(Open Kernel Module for \S+|\S+ Kernel Module)\s+(\S
 
 
 class StateError(Exception):
-    """The state cannot be used; the text is one line for a person."""
+    """The state cannot be used; the text is a one-line message."""
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a reader never sees half of it."""
+    """Replace the file in one step, so that readers never see a partial file."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text)
     fresh.chmod(0o644)  # every user of a node runs the tools
@@ -29,13 +28,14 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def folder_from_environment() -> Path:
-    """Where this node's state is."""
+    """Return the folder of this node's state."""
     return Path(os.environ.get("SILICON_STATE", "/var/lib/silicon"))
 
 
 class Node:
-    """One node: `sku` is its entry in SKUS, `vendor` who made its GPUs (`nvidia` or `amd`), `faults` what is
-    broken, `run_number` differs per tool run."""
+    """One node.
+    `sku`: its entry in SKUS; `vendor`: its GPUs' vendor (`nvidia` or `amd`); `faults`: the active faults;
+    `run_number`: differs for each run of a tool."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Node:
         self.loaded_since = None  # when this process began its load
 
     def _fitted(self, gpu: dict) -> dict:
-        """The GPU that is in this slot now, with the firmware somebody flashed."""
+        """Return the GPU in this slot, which may have been swapped, with its flashed firmware."""
         if self.fault("gpu_swapped", gpu=gpu["slot"]):
             words = (self.seed, self.name, gpu["slot"])
             identity = noise.identity("swapped", *words)
@@ -76,7 +76,7 @@ class Node:
         write_atomically(self.folder / "state.json", json.dumps(self.data, indent=1) + "\n")
 
     def count_run(self) -> None:
-        """Take the next run number, which seeds this run's noise; who may not write gets some number."""
+        """Take the next run number, the seed of this run's noise; without write access use the pid."""
         try:
             with (self.folder / "counter").open("r+") as stream:
                 self.run_number = int(stream.read() or 0) + 1
@@ -89,47 +89,48 @@ class Node:
     # -- faults
 
     def fault(self, name: str, **match):
-        """The first active fault of this id whose parameters are `match`, or None."""
+        """Return the first active fault of this id whose parameters are `match`, or None."""
         for fault in self.faults:
             if fault.get("onset") and not fault.get("struck"):
-                continue  # it comes once a load has run for a while
+                continue  # it appears once a load has run for a while
             if fault["id"] == name and all(fault.get(key) == value for key, value in match.items()):
                 return fault
         return None
 
     def given(self, name: str, key: str, otherwise, **match):
-        """A parameter of the fault that `fault` finds, or what holds without one."""
+        """Return a parameter of the fault that `fault` finds, or `otherwise` without one."""
         fault = self.fault(name, **match)
         return fault[key] if fault else otherwise
 
     def factor(self, name: str, **match) -> float:
-        """What the fault that `fault` finds leaves of a healthy rate."""
+        """Return the fraction of a healthy rate that the fault found by `fault` leaves."""
         return self.given(name, "factor", 1.0, **match)
 
     # -- devices
 
     def on_bus(self) -> list:
-        """The GPUs the PCI bus shows, in index order: each the dict of state.json."""
+        """Return the GPUs on the PCI bus in index order, each as its dict of state.json."""
         return [gpu for gpu in self.gpus if not self.fault("gpu_missing", gpu=gpu["slot"])]
 
     def present(self) -> list:
-        """Those of them that answered the driver when it was loaded."""
+        """Return the GPUs on the bus that responded when the driver was loaded."""
         return [gpu for gpu in self.on_bus() if not self.fault("gpu_off_bus_at_boot", gpu=gpu["slot"])]
 
     def lost(self, gpu) -> bool:
-        """Whether the GPU was there at boot and no longer answers."""
+        """Whether the GPU was present at boot and no longer responds."""
         return self.fault("gpu_off_bus", gpu=gpu["slot"]) is not None
 
     def silent(self, gpu) -> str:
-        """The error that the driver has for every question to this GPU; empty when it answers."""
+        """Return the driver's error for every query of this GPU; empty if it responds."""
         return self.given("gpu_silent", "error", "", gpu=gpu["slot"])
 
     def usable(self) -> list:
-        """The GPUs CUDA offers."""
+        """Return the GPUs that CUDA offers."""
         return [gpu for gpu in self.present() if not self.lost(gpu) and not self.silent(gpu)]
 
     def linked(self, a: int, b: int) -> int:
-        """How many NVLinks join two GPUs, by slot; a switch joins everybody by everything."""
+        """Return the number of NVLinks between two GPUs, by slot; a switch connects all by all their links.
+"""
         if not self.sku["links"] or a == b:
             return 0
         if self.fault("pair_disabled", a=min(a, b), b=max(a, b)):
@@ -140,7 +141,7 @@ class Node:
         return min(self.active_links(a), self.active_links(b))
 
     def active_links(self, slot: int) -> int:
-        """How many of a GPU's NVLinks are up."""
+        """Return the number of a GPU's active NVLinks."""
         down = {
             fault["link"] for fault in self.faults if fault["id"] == "nvlink_down" and fault["gpu"] == slot
         }
@@ -149,7 +150,7 @@ class Node:
     # -- driver
 
     def driver(self):
-        """(version, flavour) of NVIDIA's loaded module, or None."""
+        """Return (version, flavour) of NVIDIA's loaded module, or None."""
         try:
             text = (self.folder / "proc_driver/nvidia/version").read_text()
         except OSError:
@@ -160,11 +161,11 @@ class Node:
         return found.group(2), "open" if "Open" in found.group(1) else "proprietary"
 
     def privileged(self) -> bool:
-        """Whether the caller is this node's administrator: whoever may write its state."""
+        """Whether the caller is this node's administrator, who may write its state."""
         return os.access(str(self.folder / "state.json"), os.W_OK)
 
     def library(self) -> str:
-        """The version of NVIDIA's user space: what libnvidia-ml.so.1 links to; empty when it is not there."""
+        """Return the version of NVIDIA's user space, from the link libnvidia-ml.so.1; empty if missing."""
         for place in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"):
             link = self.root / place / "libnvidia-ml.so.1"
             if link.is_symlink():
@@ -173,10 +174,10 @@ class Node:
         return ""
 
     def loaded(self, module: str) -> bool:
-        """Whether the simulated kernel has the module."""
+        """Whether the simulated kernel has loaded the module."""
         return (self.folder / "sys_module" / module.replace("-", "_") / "initstate").exists()
 
-    # -- what runs
+    # -- running programs
 
     def fabric_ready(self) -> bool:
         """Whether CUDA programs find an initialised NVLink fabric, or need none."""
@@ -186,7 +187,7 @@ class Node:
         return managed and not self.fault("fabric_down")
 
     def running(self, marker: str) -> bool:
-        """Whether the process that left run/<marker> (its pid inside) is alive."""
+        """Whether the process that left run/<marker> (which contains its pid) is alive."""
         try:
             pid = int((self.folder / "run" / marker).read_text().split()[0])
         except (OSError, ValueError, IndexError):
@@ -194,7 +195,7 @@ class Node:
         return Path(f"/proc/{pid}").exists()
 
     def loads(self) -> dict:
-        """Slot -> {tool, pid, since} of the load tools that run now, by the markers they leave."""
+        """Return slot -> {tool, pid, since} of the running load tools, from their markers."""
         found = {}
         for marker in sorted((self.folder / "run").glob("load.*")):
             try:

@@ -1,6 +1,6 @@
-"""What the kernel shows of the hardware: sys/bus/pci/devices, sys/module, proc/modules, proc/driver/nvidia.
-
-The state's folders are mounted over the node's own, and proc_modules over a file: it is rewritten in place.
+"""The kernel's view of the hardware: sys/bus/pci/devices, sys/module, proc/modules, proc/driver/nvidia.
+The state's folders are mounted over the node's own, and proc_modules over a file, so it is rewritten in
+place.
 """
 
 import shutil
@@ -38,10 +38,10 @@ SIZES = {
 
 
 def make_folders(folder: Path) -> None:
-    """The files and folders that are mounted into a node, empty."""
+    """Create the files and folders that are mounted into a node, empty."""
     for name in ("proc_driver", "sys_pci", "sys_module", "run"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    # Tools leave their marks here whoever runs them. Not sticky: the kernel then refuses root a user's file.
+    # Tools of any user leave markers here. Not sticky, since the kernel would deny root a user's file.
     (folder / "run").chmod(0o777)
     for name in ("proc_modules", "kmsg", "counter"):
         (folder / name).touch()
@@ -50,7 +50,7 @@ def make_folders(folder: Path) -> None:
 
 
 def write_all(node) -> None:
-    """Everything the kernel shows of the hardware, as the faults leave it."""
+    """Write the kernel's view of all hardware according to the faults."""
     write_pci(node)
     if node.vendor == "amd":
         amd.write(node)
@@ -59,7 +59,7 @@ def write_all(node) -> None:
 
 
 def write_pci(node) -> None:
-    """The PCI devices, as the faults leave them."""
+    """Write the PCI devices according to the faults."""
     devices = node.folder / "sys_pci"
     lost = [gpu["address"] for gpu in node.present() if node.lost(gpu)]
     wanted = dict(amd.pci(node) if node.vendor == "amd" else _gpus(node))
@@ -92,7 +92,7 @@ def write_pci(node) -> None:
 
 
 def _config(files: dict) -> bytes:
-    """The first 64 bytes of PCI configuration space, which lspci reads."""
+    """Return the first 64 bytes of PCI configuration space, which lspci reads."""
     word = {name: int(files[name], 16) for name in ("vendor", "device", "class", "revision")}
     ours = [int(files[name], 16) for name in ("subsystem_vendor", "subsystem_device")]
     head = struct.pack(
@@ -144,7 +144,7 @@ def _switches(node):
             ),
         )
     if node.sku["fabric"] == "nvlink5":
-        # The switches of this generation are reached through a ConnectX-7, which says so in its product data.
+        # The switches of this generation are behind a ConnectX-7, identified by its product data.
         yield (
             "0000:05:00.0",
             dict(
@@ -181,7 +181,7 @@ def load_module(folder: Path, name: str, version: str = "", depends=()) -> None:
 
 
 def unload_module(folder: Path, name: str) -> None:
-    """Show a module no longer."""
+    """Remove a module from the loaded ones."""
     shutil.rmtree(str(folder / "sys_module" / name), ignore_errors=True)
     for place in (folder / "sys_module").iterdir():
         held = place / "holders" / name
@@ -190,18 +190,18 @@ def unload_module(folder: Path, name: str) -> None:
     if name == "nvidia":
         shutil.rmtree(str(folder / "proc_driver/nvidia"), ignore_errors=True)
         if (folder / "run/settings.json").exists():
-            (folder / "run/settings.json").unlink()  # what the driver remembered of the GPUs
+            (folder / "run/settings.json").unlink()  # the driver's memory of the GPUs
     _write_list(folder)
 
 
 def holders(folder: Path, name: str) -> list:
-    """The loaded modules that use this one."""
+    """Return the loaded modules that use this one."""
     place = folder / "sys_module" / name / "holders"
     return sorted(one.name for one in place.iterdir()) if place.is_dir() else []
 
 
 def unload_everything(folder: Path) -> None:
-    """As after a reset: no module loaded."""
+    """Remove all modules, as after a reset."""
     for place in list((folder / "sys_module").iterdir()):
         shutil.rmtree(str(place), ignore_errors=True)
     shutil.rmtree(str(folder / "proc_driver/nvidia"), ignore_errors=True)
@@ -225,7 +225,7 @@ def _write_list(folder: Path) -> None:
 
 
 def write_driver(node, version: str, flavour: str) -> None:
-    """/proc/driver/nvidia of a loaded driver."""
+    """Write /proc/driver/nvidia of a loaded driver."""
     if node.fault("gpudirect_absent"):
         flavour = "proprietary"
     place = node.folder / "proc_driver/nvidia"
@@ -243,7 +243,7 @@ def write_driver(node, version: str, flavour: str) -> None:
 
 
 def version_text(version: str, flavour: str) -> str:
-    """/proc/driver/nvidia/version, whose first line differs between the two kinds of module."""
+    """Return /proc/driver/nvidia/version, whose first line differs between the two kinds of module."""
     made = 1735689600 + int(noise.fraction("built", version) * 40000000)
     built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(made))
     if flavour == "open":

@@ -154,7 +154,7 @@ alltoall_perf = partial(_perf, name="alltoall")
 
 def _run(node, name: str, options: Options, report, world, runtime) -> int:
     gpus, wanted = runtime.devices(node), options.number("t") * options.number("g")
-    before = world.gather(node.name)[: world.rank].count(node.name)  # number of this run's earlier processes on this node
+    before = world.gather(node.name)[: world.rank].count(node.name)  # earlier processes on this node
     report.head()
     problem = runtime.error(node)
     if problem:

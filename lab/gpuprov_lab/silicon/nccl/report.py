@@ -148,8 +148,7 @@ class Report:
         self.document["config"] = config
 
     def devices(self, met: list) -> None:
-        """Print one line for each GPU of all processes; the JSON only lists each process's first (util.cu).
-"""
+        """Print one line for each GPU of all processes; the JSON only lists each process's first (util.cu)."""
         rank, first = 0, []
         for one in met:
             for place, gpu in enumerate(one["gpus"]):

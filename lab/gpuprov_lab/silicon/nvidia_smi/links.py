@@ -163,8 +163,7 @@ def _old_names(node, gpu, link: int, count: int, trained: int) -> list:
 
 
 def _new_names(node, gpu, link: int, count: int, trained: int) -> list:
-    """Return the counters of NVLink 5 with driver 595's names; bucket 0 of the FEC counts error-free blocks.
-"""
+    """Return NVLink 5's counters by driver 595's names; bucket 0 of the FEC counts error-free blocks."""
     passed = int(1e9 * (1 + 40 * noise.fraction(node.seed, gpu["uuid"], link)))
     names = [
         ("Tx packets", passed),

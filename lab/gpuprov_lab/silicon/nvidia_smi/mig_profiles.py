@@ -33,8 +33,7 @@ _BOARDS = {
 
 
 def profiles(sku_name: str) -> list:
-    """Return every profile of a SKU as a dictionary, in the order of -lgip; empty if it does not support MIG.
-"""
+    """Return every profile of a SKU as a dictionary, in the order of -lgip; empty without MIG."""
     if sku_name not in _BOARDS:
         return []
     sizes, gib, processors = _BOARDS[sku_name]
@@ -69,8 +68,7 @@ def find(sku_name: str, word: str):
 
 
 def place(profile: dict, instances: list):
-    """Return (instance id, start) of one more such instance next to the present ones; None if it does not fit.
-"""
+    """Return (instance id, start) of one more such instance; None if it does not fit."""
     taken = {slice_ for one in instances for slice_ in range(one["start"], one["start"] + one["size"])}
     same = [one for one in instances if one["profile"] == profile["name"]]
     if len(same) >= profile["most"]:

@@ -60,7 +60,7 @@ class Machine:
         )
 
     def fail(self, device, code, functions=("",)):
-        """Make functions of one device (all, or those with these prefixes) fail with this code, as if it were lost.
+        """Make functions of one device (all, or by prefix) fail with this code, as if it were lost.
 
         Its handle is still returned, and answers that need no response of the GPU remain: its address, its
         index.

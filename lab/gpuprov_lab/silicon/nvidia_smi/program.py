@@ -1,4 +1,4 @@
-"""nvidia-smi: reads its arguments, fails as the real one does, hands over to one file per form of output."""
+"""nvidia-smi: parses its arguments, fails like the real one, and dispatches to a module per output form."""
 
 import contextlib
 import sys
@@ -29,10 +29,10 @@ QUERIES = {
 
 
 def nvidia_smi(node, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run nvidia-smi and return its exit status."""
     path = real.program(node, arguments)
     if path:
-        with contextlib.suppress(SmiError):  # of another version: the driver logs it
+        with contextlib.suppress(SmiError):  # for a version mismatch, which the driver logs
             _talk_to_driver(node)
         return real.run(node, path, arguments)
     try:
@@ -54,10 +54,10 @@ def nvidia_smi(node, arguments: list) -> int:
             if not options["loop"] or status:
                 return status
             time.sleep(options["loop"] / node.speed)
-            node = Node(node.folder)  # what has happened to it since
+            node = Node(node.folder)  # with its faults since then
             node.count_run()
             if options["action"] in QUERIES and "noheader" not in options["format"]:
-                options["format"] += ",noheader"  # once is enough
+                options["format"] += ",noheader"  # one header is enough
     except SmiError as failure:
         print(failure.text, end="")
         return failure.status
@@ -135,7 +135,7 @@ def _once(node, options: dict, driver: str) -> int:
 
 
 def _chosen(node, wanted):
-    """([(index, gpu)] that answer, [(index, gpu)] that are lost), as -i asks for them."""
+    """Return ([(index, gpu)] that respond, [(index, gpu)] that are lost) among those selected with -i."""
     everything = list(enumerate(node.present()))
     if wanted is not None:
         chosen = []

@@ -1,4 +1,4 @@
-"""nvidia-smi --query-gpu and its kin: CSV."""
+"""nvidia-smi --query-gpu and similar queries: CSV."""
 
 import time
 
@@ -57,7 +57,8 @@ def _enabled(on: bool) -> str:
 
 
 def _fabric(label: str, text: str, driver: str) -> str:
-    """535 to at least 580.95 print the label into the cell (`state  %s` and `cliqueId %u` in the programs);
+    """Render a field of the fabric, with its label in some releases.
+    535 to at least 580.95 print the label into the cell (`state  %s` and `cliqueId %u` in the programs);
     590.48 does not."""
     if text == "N/A":
         return "[N/A]"
@@ -167,12 +168,12 @@ def _errors(one: dict) -> dict:
 
 
 def gpu_rows(node, driver: str, readings: list, fields: str, form: str) -> int:
-    """--query-gpu=FIELD,…"""
+    """Run --query-gpu=FIELD,…"""
     return _table([fields_of(node, driver, one) for one in readings], fields, form)
 
 
 def remapped_rows(node, driver: str, readings: list, fields: str, form: str) -> int:
-    """--query-remapped-rows=FIELD,…"""
+    """Run --query-remapped-rows=FIELD,…"""
     del node, driver
     rows = []
     for one in readings:
@@ -192,7 +193,7 @@ def remapped_rows(node, driver: str, readings: list, fields: str, form: str) -> 
 
 
 def compute_apps(node, driver: str, readings: list, fields: str, form: str) -> int:
-    """--query-compute-apps=FIELD,…: the load tools that run."""
+    """Run --query-compute-apps=FIELD,…, which lists the running load tools."""
     del driver
     rows = [
         {
@@ -213,7 +214,7 @@ def compute_apps(node, driver: str, readings: list, fields: str, form: str) -> i
 
 
 def supported_clocks(node, driver: str, readings: list, fields: str, form: str) -> int:
-    """--query-supported-clocks=FIELD,…: a row for each pair of clocks, GPU after GPU."""
+    """Run --query-supported-clocks=FIELD,…: a row for each pair of clocks, GPU by GPU."""
     del driver
     rows = [
         {

@@ -1,10 +1,7 @@
-"""NVIDIA's own nvidia-smi in place of the simulated one, above a table of this node's values (nvml_table.py).
-
-It runs where the lab put the program of the node's driver branch into the state folder
-(lab/gpuprov_lab/real_smi.py). Its pauses are as much shorter as the node's tools run faster, and it reads the
-table again after each.
-
-What the values do not have stays the simulator's:
+"""NVIDIA's own nvidia-smi, reading a table of this node's values (nvml_table.py).
+It runs if the lab put the program of the node's driver branch into the state folder
+(lab/gpuprov_lab/real_smi.py). Its pauses are shortened by the speed of the node's tools, and it rereads the
+table after each. Output that the values cannot provide remains the simulator's:
 - what changes something (-pm, -pl, -lgc, -c, -e, -mig, -r, mig …): the node's state, which the table follows;
 - topo: which bridges are between two GPUs.
 """
@@ -27,7 +24,7 @@ _OTHERS = (["dmon"], ["nvlink"])  # where -c and -e have other meanings
 
 
 def program(node, arguments: list) -> str:
-    """The program that prints this; empty where the simulator does."""
+    """Return the path of the real program for these arguments; empty if the simulator answers them."""
     named = {word.partition("=")[0] for word in arguments}
     if arguments[:1] not in _OTHERS and named & _SIMULATED:
         return ""
@@ -36,7 +33,7 @@ def program(node, arguments: list) -> str:
 
 
 def run(node, path: str, arguments: list) -> int:
-    """Become the program; returns its exit status where its output goes elsewhere than to stdout."""
+    """Become the program; returns its exit status if its output does not go to stdout."""
     table = os.memfd_create("nvml", 0)  # Python 3.8: the lab's nodes have 3.11
     _write(node, table)
     ours, theirs = socket.socketpair()
@@ -49,7 +46,7 @@ def run(node, path: str, arguments: list) -> int:
         "LD_PRELOAD": library + "/libnvidia-ml.so.1",
     }
     environment, words = dict(os.environ, **values), ["nvidia-smi", *arguments]
-    if sys.stdout is not sys.__stdout__:  # a fault cuts what it prints
+    if sys.stdout is not sys.__stdout__:  # a fault truncates its output
         done = subprocess.run(
             words, executable=path, env=environment, stdout=subprocess.PIPE, pass_fds=[table]
         )
@@ -75,7 +72,7 @@ def _write(node, table: int) -> None:
 
 
 def _refresh(node, table: int, asked: socket.socket) -> None:
-    """Write the table anew whenever the program asks, until it has ended."""
+    """Rewrite the table on each request of the program, until it has ended."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

@@ -1,7 +1,6 @@
-"""The options of nvidia-smi that change something, and what they print.
-
-Wording from public transcripts of the real tool. In none of them, and therefore only plausible: what -ac says
-under a driver that has dropped application clocks, and what setting the ECC mode it already has says.
+"""The options of nvidia-smi that change a setting, and their output.
+Wording from public transcripts of the real tool. Not in any of them, and therefore only plausible: the output
+of -ac under a driver without application clocks, and of setting the ECC mode that is already active.
 """
 
 from settings import COMPUTE_MODES, KEEPS_MIG, KEPT_BY_DRIVER, Settings
@@ -11,7 +10,7 @@ from nvidia_smi import tree_fabric as fabric
 from nvidia_smi.mig_profiles import profiles
 
 BAD_ARGUMENT, NOT_SUPPORTED, NOT_PERMITTED, IN_USE = 2, 3, 4, 19
-# What cannot be done to a GPU when it is refused.
+# The operation in a refusal's error message.
 WORDS = {
     "persistence": "set persistence mode for",
     "reset": "reset",
@@ -33,7 +32,7 @@ VOLATILE = ("-pl", "-lgc", "-ac", "-c", "-mig")
 
 
 class _StopError(Exception):
-    """Nothing more is done; the status is the program's."""
+    """Stops the program; its argument is the exit status."""
 
 
 def _stop(status: int, said: str) -> _StopError:
@@ -42,7 +41,7 @@ def _stop(status: int, said: str) -> _StopError:
 
 
 def run(node, driver: str, action: str, value: str, gpus) -> int:
-    """Do one of ACTIONS to these (index, gpu); returns the exit status."""
+    """Apply one of ACTIONS to these (index, gpu); returns the exit status."""
     if not node.privileged():
         print(f"Unable to {WORDS[action]} GPU {bus(gpus[0][1])}: Insufficient Permissions\n{STOPPED}")
         return NOT_PERMITTED
@@ -65,7 +64,7 @@ def run(node, driver: str, action: str, value: str, gpus) -> int:
 
 
 def bus(gpu) -> str:
-    """`00000000:1B:00.0`."""
+    """Return the bus address, such as `00000000:1B:00.0`."""
     return "0000" + gpu["address"].upper()
 
 
@@ -94,20 +93,20 @@ def _switch(value: str) -> bool:
 
 
 class _Change:
-    """What each option does to one GPU; a list it returns is printed once, at the end."""
+    """The effect of each option on one GPU; a list that it returns is printed once, at the end."""
 
     def __init__(self, node, driver: str) -> None:
         self.node, self.driver, self.settings = node, driver, Settings(node)
 
     def persistence(self, gpu, value: str) -> None:
-        """Of each GPU by itself: a running daemon does it (nvidia-persistenced(1)), else the driver."""
+        """Set the mode of one GPU: by a running daemon (nvidia-persistenced(1)), else by the driver."""
         now = value == "1"
         word = "Enabled" if now else "Disabled"
         if self.settings.of(gpu)["persistence"] == now:
             print(f"Persistence mode is already {word} for GPU {bus(gpu)}.")
         else:
             print(f"{word} persistence mode for GPU {bus(gpu)}.")
-            if not now:  # nothing keeps what was set any more
+            if not now:  # nothing preserves the settings from now on
                 self.settings.change(gpu, **dict.fromkeys(KEPT_BY_DRIVER))
             self.settings.change(gpu, persistence=now)
         if now and not self.node.running("persistenced"):
@@ -146,7 +145,7 @@ class _Change:
     def lock(self, gpu, value: str) -> None:
         numbers = _numbers(value, 1, 2)
         low, high = numbers[0], numbers[-1]
-        # The driver takes the nearest clock it has; the tool repeats the requested one.
+        # The driver uses its nearest clock; the tool prints the requested one.
         known = fabric.graphics_clocks(self.node.sku)
         nearest = [min(known, key=lambda clock: abs(clock - one)) for one in (low, high)]
         self.settings.change(gpu, locked=nearest)
@@ -207,7 +206,7 @@ class _Change:
         print(f"{'Enabled' if on else 'Disabled'} MIG Mode for GPU {bus(gpu)}")
 
     def _wait_with_mig(self, gpu, on: bool, refused: str) -> None:
-        """Ampere resets the GPU to switch, and waits when it cannot; since Hopper: at once or not at all."""
+        """Defer the switch on Ampere, which needs a GPU reset for it; since Hopper it fails instead."""
         if self.node.sku["architecture"] != KEEPS_MIG:
             raise _stop(IN_USE, f"{refused} In use by another client\n{STOPPED}")
         self.settings.change(gpu, mig=not on, mig_pending=on)

@@ -1,7 +1,6 @@
-"""The readings that a GPU which does not answer has no value for, in `-q -x`, `-q` and --query-gpu.
-
-As nvidia-smi 550.163.01 prints a lost GPU: what the driver keeps itself (names, serial number, address,
-limits, PCIe) is still right, and what it has to ask the GPU for is the NVML error.
+"""The readings without a value for an unresponsive GPU, in `-q -x`, `-q` and --query-gpu.
+As nvidia-smi 550.163.01 prints a lost GPU: the driver's own data (names, serial number, address, limits,
+PCIe) is still correct, and every value that needs the GPU is replaced by the NVML error.
 """
 
 _SECTIONS = {
@@ -13,7 +12,7 @@ _SECTIONS = {
     "fabric": ("state", "status", "cliqueId", "clusterUuid", "bandwidth"),
 }
 _WHOLE = ("remapped_rows",)  # the error in place of the container
-_EVERY = ("ecc_errors",)  # every value in it
+_EVERY = ("ecc_errors",)  # the error in place of every value in it
 _FIELDS = (
     "temperature.", "power.draw", "memory.", "clocks.current.", "clocks.sm", "clocks.gr", "clocks.mem",
     "clocks.video", "utilization.", "ecc.errors.", "fabric.",
@@ -21,7 +20,7 @@ _FIELDS = (
 
 
 def entries(rows: list, error: str) -> list:
-    """The entries of a GPU's tree, with the error in place of what the GPU does not answer."""
+    """Return the entries of a GPU's tree, with the error in place of unavailable values."""
     found = []
     for name, label, value in rows:
         if name in _WHOLE:
@@ -48,7 +47,7 @@ def _struck(value, names, error: str):
 
 
 def fields(values: dict, error: str) -> dict:
-    """The fields of --query-gpu, with the error in brackets in place of what the GPU does not answer."""
+    """Return the fields of --query-gpu, with the error in brackets in place of unavailable values."""
     return {
         name: (unit, f"[{error}]" if name.startswith(_FIELDS) else text)
         for name, (unit, text) in values.items()

@@ -1,9 +1,9 @@
 """nvidia-smi -q and -q -x: one tree, printed as XML or as text.
+There is one form for each generation with known output of the real tool; a driver between two of them prints
+like the older one (see _FORMS). tests/lab_silicon/shapes.yml has the shapes with their sources.
 
-One form for each generation of which an output of the real tool is known; a driver between two of them prints
-as the older one (see _FORMS). tests/lab_silicon/shapes.yml has the shapes, with where each is from.
-An entry is (XML name, text label, value or list of entries); a name or label that is None is absent there,
-and a value that differs between the two is a pair.
+An entry is (XML name, text label, value or list of entries); a name or label of None is absent in that
+format, and a value that differs between the formats is a pair.
 """
 
 import html
@@ -22,8 +22,8 @@ NA = "N/A"
 OLD = "Requested functionality has been deprecated"
 
 
-# From which driver on -> the form. Outputs are known of 515.105, 525.147, 530.30, 535.54, 550.163, 570.148,
-# 575.57, 580.105, 580.173, 590.44 and 595.91; what lies between is a choice.
+# First driver -> its form. Outputs are known for 515.105, 525.147, 530.30, 535.54, 550.163, 570.148, 575.57,
+# 580.105, 580.173, 590.44 and 595.91; the forms in between are assumptions.
 _FORMS = (
     ((0,), 515), ((525,), 525), ((530,), 530), ((535,), 535), ((545,), 550), ((570,), 570), ((575,), 575),
     ((580,), 580), ((580, 159), 581), ((590,), 590),
@@ -31,13 +31,13 @@ _FORMS = (
 
 
 def generation(driver: str) -> int:
-    """The form that this driver's output has; 581 is that of 580.159 (recorded on an H100) and 580.173."""
+    """Return the form of this driver's output; 581 is 580.159's (recorded on an H100) and 580.173's."""
     version = tuple(int(part) for part in driver.split(".")[:2])
     return [form for least, form in _FORMS if version >= least][-1]
 
 
 def as_xml(node, driver: str, readings: list) -> str:
-    """The whole document of `-q -x`."""
+    """Render the whole document of `-q -x`."""
     form = generation(driver)
     schema = "v13" if form >= 580 else "v12" if form >= 525 else "v11"
     lines = [
@@ -61,7 +61,7 @@ def as_xml(node, driver: str, readings: list) -> str:
 
 
 def as_text(node, driver: str, readings: list, sections: str) -> str:
-    """The text of `-q`, or of the sections asked for with -d (MEMORY,TEMPERATURE,…)."""
+    """Render the text of `-q`, or the sections selected with -d (MEMORY,TEMPERATURE,…)."""
     lines = ["", "==============NVSMI LOG==============", ""]
     lines += [
         _row(0, "Timestamp", _now()),
@@ -183,7 +183,7 @@ def _identity(node, one: dict, form: int) -> list:
 
 
 def _addressing(node, form: int) -> str:
-    """On GB200, H100 and B200 as 580 printed it there."""
+    """Return the mode that 580 printed on GB200, H100 and B200."""
     if form < 570:
         return "None"
     return {"imex": "ATS", "nvlink5": "None"}.get(node.sku["fabric"], "HMM")

@@ -4,7 +4,7 @@ NA = "N/A"
 
 
 def health(node, one: dict, form: int) -> list:
-    """ECC, retired pages, remapped rows."""
+    """Return the entries for ECC, retired pages and remapped rows."""
     volatile = _counters(0, one["uncorrectable"], form)
     ever = _counters(one["corrected_ever"], one["uncorrectable_ever"], form, one["sram_ever"])
     if form >= 550:

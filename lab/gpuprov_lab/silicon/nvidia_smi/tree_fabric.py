@@ -1,7 +1,7 @@
-"""The last part of `nvidia-smi -q`: the NVLink fabric, the clocks there are, what runs on the GPU."""
+"""The last part of `nvidia-smi -q`: the NVLink fabric, supported clocks, processes on the GPU."""
 
 NA = "N/A"
-# The readings of the fabric's health that a healthy GPU has; the others are N/A, as 580 printed them.
+# The readings of the fabric's health that a healthy GPU has; the others are N/A, as printed by 580.
 _KNOWN = {
     "imex": (
         "summary",
@@ -21,7 +21,7 @@ _WRONG = {
 
 
 def fabric(node, one: dict, form: int) -> list:
-    """The NVLink fabric's state, the supported clocks, and what runs on the GPU."""
+    """Return the entries for the NVLink fabric, the supported clocks, and the processes on the GPU."""
     entries = [("fabric", "Fabric", _fabric(node, one, form))] if form >= 525 else []
     return [*entries, ("supported_clocks", None, _clocks(node.sku)), *_processes(one, form)]
 
@@ -66,7 +66,7 @@ def _clocks(sku) -> list:
 
 
 def graphics_clocks(sku) -> list:
-    """The clocks a GPU's cores can run at, in MHz, fastest first."""
+    """Return the clocks that a GPU's cores can run at, in MHz, fastest first."""
     return list(range(sku["clock"], sku["clock_idle"] - 1, -15))
 
 
@@ -82,7 +82,7 @@ def _processes(one: dict, form: int) -> list:
 
 
 def running(one: dict) -> list:
-    """(pid, type, name, MiB) of every process on a GPU."""
+    """Return (pid, type, name, MiB) of every process on a GPU."""
     load = one["load"]
     ours = [(load["pid"], "C", load["tool"], one["used"])] if load else []
     return [*ours, *one["processes"]]

@@ -1,11 +1,11 @@
-"""The half of `nvidia-smi -q` that changes: PCI Express, clocks, memory, load, heat, power (see tree.py)."""
+"""The variable half of `nvidia-smi -q`: PCI Express, clocks, memory, load, heat, power (see tree.py)."""
 
 NA = "N/A"
 OLD = "Requested functionality has been deprecated"
 
 
 def pci(node, one: dict, form: int) -> list:
-    """Where the GPU is on the bus, and its link."""
+    """Return the entries for the GPU's bus address and link."""
     sku, gpu = node.sku, one["gpu"]
     device, subsystem = sku["device"].upper() + "10DE", sku["subsystem"].upper() + "10DE"
     classes = [
@@ -33,7 +33,7 @@ def pci(node, one: dict, form: int) -> list:
 
 
 def _atomics(sku, form: int) -> list:
-    every = "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64 "  # a blank after each
+    every = "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64 "  # with a blank after each
     inbound = every if form >= 580 and sku["fabric"] in ("nvlink5", "imex") else NA
     outbound = every if form >= 580 and sku["fabric"] == "nvlink5" else NA
     atomic = [
@@ -63,7 +63,7 @@ def _link(sku, one: dict, form: int) -> list:
 
 
 def performance(node, one: dict, form: int) -> list:
-    """Fans, clocks event reasons, memory, utilisation."""
+    """Return the entries for fans, clocks event reasons, memory and utilisation."""
     reason = one["throttled"]
     hardware = reason in ("hw_thermal", "hw_power_brake")
     flags = [
@@ -164,7 +164,7 @@ def _utilization(one: dict, form: int) -> list:
 
 
 def sensors(node, one: dict, form: int) -> list:
-    """Temperature, power, clocks."""
+    """Return the entries for temperature, power and clocks."""
     entries = [_temperature(node, one, form)]
     target = [("gpu_target_temp_min", None, NA), ("gpu_target_temp_max", None, NA)]
     entries.append(("supported_gpu_target_temp", None, target))
@@ -175,7 +175,7 @@ def _temperature(node, one: dict, form: int):
     relative = form >= 550 and node.sku["architecture"] in ("Hopper", "Blackwell", "Ada Lovelace")
     limit = f"{one['tlimit']} C" if relative else NA
     rows = [("gpu_temp", "GPU Current Temp", f"{one['temperature']} C")]
-    if form >= 535 or form == 525:  # 530 is of an older branch than the late 525s
+    if form >= 535 or form == 525:  # 530 belongs to an older branch than the late 525s
         rows.append(("gpu_temp_tlimit", "GPU T.Limit Temp", limit))
     if relative:
         rows += [
@@ -239,7 +239,7 @@ def _clocks(node, one: dict, form: int) -> list:
 
 
 def _power(node, one: dict, form: int) -> list:
-    """Every reading and limit of power."""
+    """Return every reading and limit of power."""
     power, most = f"{one['power']:.2f} W", f"{node.sku['power']}.00 W"
     limit = f"{one['settings']['power']:.2f} W"
     least = f"{node.sku['power_min']}.00 W"
@@ -264,7 +264,7 @@ def _power(node, one: dict, form: int) -> list:
 
 
 def _memory_power(node, one: dict, form: int) -> str:
-    """Of HBM; seen with 580 on H100, B200 and GB200."""
+    """Return the power of HBM; observed with 580 on H100, B200 and GB200."""
     known = form >= 580 and node.sku["architecture"] in ("Hopper", "Blackwell")
     return f"{one['power'] * 0.3:.2f} W" if known else NA
 
@@ -276,7 +276,7 @@ def _power_extras(node, form: int) -> list:
             ("power_profile_requested_profiles", "Requested Profiles", NA),
             ("power_profile_enforced_profiles", "Enforced Profiles", NA),
         ]
-        # A healthy B200 and GB200 print this whoever asks.
+        # A healthy B200 and GB200 print this for every user.
         smoothing = "Insufficient Permissions" if node.sku["architecture"] == "Blackwell" else NA
         entries += [
             ("power_smoothing", "Power Smoothing", smoothing),
@@ -288,7 +288,7 @@ def _power_extras(node, form: int) -> list:
 
 
 def _old_power(state: str, drawn: str, limit: str, most: str, least: str) -> list:
-    """Power before 535."""
+    """Return the power entries before 535."""
     return [
         ("power_state", None, state),
         ("power_management", "Power Management", "Supported"),

@@ -16,12 +16,12 @@ head, table = perftest_output.head, perftest_output.table
 
 
 def ib_write_bw(node, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run ib_write_bw and return its exit status."""
     return perftest_program.run(node, sys.modules[__name__], arguments)
 
 
 def refusal(options: dict) -> None:
-    """It takes them all together."""
+    """Do nothing: all options can be combined."""
 
 
 def row(options: dict, rate: float) -> list:
@@ -34,12 +34,12 @@ def seconds(row: list) -> float:
 
 
 def between(node, options: dict, card: dict) -> float:
-    """Gb/s that this end can do."""
+    """Return the Gb/s that this end supports."""
     return alone(node, options, card, None)
 
 
 def alone(node, options: dict, card: dict, gpu) -> float:
-    """Gb/s that a card reaches towards itself."""
+    """Return the Gb/s of a card in loopback."""
     number = card["number"]
     lanes = node.given("nic_pcie_width", "width", 16, nic=number)
     generation = 5 if card["speed"] == "NDR" else 4

@@ -13,19 +13,19 @@ from perftest.options import RefusedError
 NAME = "ib_write_lat"
 DEFAULTS = {"size": "2", "iters": "1000"}
 KEY = "latency"  # us, the median
-# Medians that were published: over InfiniBand 1.87 at 400 Gb/s, without a switch 0.9.
+# Published medians: 1.87 over InfiniBand at 400 Gb/s, 0.9 without a switch.
 _BETWEEN = {"ib": 1.87, "roce": 2.6}
 _ALONE = 0.9
 head, table = partial(perftest_output.head, latency=True), perftest_output.latency_table
 
 
 def ib_write_lat(node, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run ib_write_lat and return its exit status."""
     return perftest_program.run(node, sys.modules[__name__], arguments)
 
 
 def refusal(options: dict) -> None:
-    """Raises RefusedError."""
+    """Raises RefusedError for options that a latency test does not support."""
     if options["qps"] > 1:
         raise RefusedError(" Multiple QPs only available on bw tests")
     if options.get("both"):
@@ -38,9 +38,8 @@ def refusal(options: dict) -> None:
 
 
 def row(options: dict, median: float) -> list:
-    """Size, iterations; least, most, median, mean, deviation, 99th and 99.9th percentile in microseconds.
-
-    Beside the median as in an output for 1,000 messages between two nodes with ConnectX-7.
+    """Return size, iterations; min, max, median, mean, deviation, 99th and 99.9th percentile (microseconds).
+    Their ratios to the median come from an output for 1,000 messages between two nodes with ConnectX-7.
     """
     shape = (0.957, 2.893, 1.0, 1.005, 0.096, 1.086, 1.47)
     return [options["size"], options["iters"], *[median * factor for factor in shape]]
@@ -51,12 +50,12 @@ def seconds(row: list) -> float:
 
 
 def between(node, options: dict, card: dict) -> float:
-    """Microseconds to another node's card, as far as this end is concerned."""
+    """Return the microseconds to another node's card, as far as this end determines them."""
     return _with_payload(node, options, card, _BETWEEN[card["layer"]])
 
 
 def alone(node, options: dict, card: dict, _gpu) -> float:
-    """Microseconds to itself."""
+    """Return the microseconds in loopback."""
     return _with_payload(node, options, card, _ALONE)
 
 

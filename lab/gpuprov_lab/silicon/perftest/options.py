@@ -1,4 +1,4 @@
-"""The command line of perftest's programs, and the port it chooses."""
+"""The command line of perftest's programs, and the selection of a port."""
 
 import sys
 
@@ -25,26 +25,26 @@ _NUMBERS = ("ib_port", "port", "size", "qps", "iters")
 
 
 class UsageError(Exception):
-    """The command line is refused; the text is what getopt says."""
+    """A rejected command line; the text is getopt's error."""
 
 
 class UnsupportedError(Exception):
-    """GPU memory for which perftest was not built."""
+    """GPU memory of a kind that perftest was not built for."""
 
 
 class RefusedError(Exception):
-    """Options that do not go with the program; the text is what perftest says."""
+    """Options that the program does not support; the text is perftest's error."""
 
 
 def parse(node, arguments: list, defaults: dict) -> dict:
-    """The options that were given, over `defaults`. Raises UsageError, UnsupportedError."""
+    """Parse the options over `defaults`. Raises UsageError, UnsupportedError."""
     found = dict({"ib_port": "1", "port": "18515", "qps": "1", "host": ""}, **defaults)
     words = list(arguments)
     while words:
         name, equals, value = words.pop(0).partition("=")
         if name in _CUDA_OPTIONS and node.fault("perftest_without_cuda"):
             raise UsageError(f"unrecognized option '{name}'")
-        # Who builds perftest builds it for the GPUs there are.
+        # perftest is built for the GPUs of the node.
         if name in _ROCM_OPTIONS and (node.vendor != "amd" or node.fault("perftest_without_cuda")):
             raise UnsupportedError
         if name in _FLAGS:
@@ -67,7 +67,7 @@ def parse(node, arguments: list, defaults: dict) -> dict:
 
 
 def explain(program: str, why: UsageError) -> None:
-    """What a program says of a command line it does not take."""
+    """Print the error and the usage for an invalid command line."""
     print(f"{program}: {why}", file=sys.stderr)
     print(" Invalid Command or flag.", file=sys.stderr)
     print(" Please check command line and run again.\n", file=sys.stderr)
@@ -77,7 +77,7 @@ def explain(program: str, why: UsageError) -> None:
 
 
 def card(node, options: dict):
-    """The card whose port was asked for; None, with what perftest says, when it cannot be used."""
+    """Return the requested card; None, after perftest's error, if its port cannot be used."""
     cards = {card["name"]: card for card in nics.working(node)}
     options.setdefault("device", next(iter(cards), ""))
     found = cards.get(options["device"])

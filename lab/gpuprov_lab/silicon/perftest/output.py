@@ -1,4 +1,4 @@
-"""What the bandwidth programs of perftest print, in the form of their source (linux-rdma/perftest)."""
+"""The output of perftest's bandwidth programs, in the form of their source (linux-rdma/perftest)."""
 
 RULE = "-" * 87
 

@@ -1,9 +1,8 @@
-"""A program of perftest, server and client, whatever it measures.
-
-On one node the two find each other through a file in the node's state, on two over TCP (socket.py).
-What a program measures it offers as a module: NAME, DEFAULTS (of its options), KEY (`rate` or `latency`),
-refusal(options), between(node, options, card) for what one end gives, alone(node, options, card, gpu) for a
-card towards itself, row(options, value), seconds(row), head(options, card, server) and table(options, row).
+"""A program of perftest, server and client, independent of what it measures.
+On one node the two meet through a file in the node's state, on two nodes over TCP (socket.py). The measuring
+part is a module with NAME, DEFAULTS (of its options), KEY (`rate` or `latency`), refusal(options),
+between(node, options, card) for one end's part, alone(node, options, card, gpu) for loopback, row(options,
+value), seconds(row), head(options, card, server) and table(options, row).
 """
 
 import contextlib
@@ -23,10 +22,10 @@ from perftest import socket as perftest_socket
 
 
 def run(node, program, arguments: list) -> int:
-    """The whole program; returns its exit status."""
+    """Run the program and return its exit status."""
     if arguments in (["-V"], ["--version"]):
         print("Version: 6.24")
-        return 1  # as the real one does
+        return 1  # as the real program does
     try:
         options = perftest_options.parse(node, arguments, program.DEFAULTS)
         program.refusal(options)
@@ -55,7 +54,7 @@ def _meeting(node, port: int) -> Path:
 
 
 def _server(node, program, options: dict, card: dict, listener) -> int:
-    # Whoever sees it wait, by its socket or its words, starts a client at once: that one must find the file.
+    # A waiting server, seen by its socket or its output, may get a client at once, which must find the file.
     meeting = _meeting(node, options["port"])
     write_atomically(meeting, json.dumps({"pid": os.getpid(), "device": card["name"]}))
     try:
@@ -98,7 +97,7 @@ def _client(node, program, options: dict, card: dict) -> int:
     if perftest_socket.is_remote(options["host"]):
         return _client_of_another(node, program, options, card)
     meeting = _meeting(node, options["port"])
-    # Beside a socket there is nothing to wait for: perftest tries once.
+    # With a socket there is nothing to wait for: perftest tries once.
     for _ in range(1 if str(node.root) == "/" else 100):
         if meeting.exists():
             break
@@ -150,7 +149,7 @@ def _of_gpu(options: dict) -> bool:
 
 
 def _rocm_gpu(node, options: dict):
-    """As `_gpu`, where perftest was built with ROCm (src/rocm_memory.c)."""
+    """Return the GPU like `_gpu`, if perftest was built with ROCm (src/rocm_memory.c)."""
     gpus = hip.devices(node)
     number = int(options["rocm"]) if options["rocm"].isdigit() else -1
     if not gpus:
@@ -176,14 +175,14 @@ def _rocm_gpu(node, options: dict):
 
 
 def _no_device() -> int:
-    """What perftest prints where the runtime shows it no such GPU; its exit status."""
+    """Print perftest's error if the runtime has no such GPU; returns the exit status."""
     print("Couldn't initialize ROCm device\nFailed to init memory", file=sys.stderr)
     print(" Couldn't create IB resources", file=sys.stderr)
     return 1
 
 
 def _gpu(node, options: dict):
-    """The GPU whose memory is used, after what perftest says of it; None when CUDA has no such GPU."""
+    """Print perftest's lines about the GPU and return it; None if CUDA has no such GPU."""
     print("initializing CUDA")
     gpus = [] if cuda.error(node) else cuda.devices(node)
     number = int(options["cuda"]) if options["cuda"].isdigit() else -1
@@ -200,10 +199,10 @@ def _gpu(node, options: dict):
 
 
 def _registers(node, options: dict) -> bool:
-    """Whether the kernel lets a card reach GPU memory: through DMA-BUF, or nvidia-peermem."""
+    """Whether the kernel lets a card access GPU memory: through DMA-BUF, or nvidia-peermem."""
     if node.fault("gpudirect_off"):
         return False
-    if "rocm" in options:  # the kernel's own driver registers nothing: through DMA-BUF it is reached
+    if "rocm" in options:  # the kernel's own driver registers no memory, so only DMA-BUF works
         return bool(options.get("dmabuf"))
     if options.get("dmabuf"):
         return node.driver()[1] == "open"
@@ -211,7 +210,7 @@ def _registers(node, options: dict) -> bool:
 
 
 def _no_memory() -> int:
-    """What perftest prints when it gets none; its exit status."""
+    """Print perftest's error if it gets no memory; returns the exit status."""
     for line in ("Couldn't allocate MR with error=14", "failed to create mr", "Failed to create MR"):
         print(line, file=sys.stderr)
     print(" Couldn't create IB resources", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""How perftest's client finds its server on another node: over TCP, as the real one does.
-
-Each says who it is and how fast, or how late, its card is; the worse of both, and a fault of the link between
-them, decide what is measured.
+"""The connection of perftest's client to its server on another node: over TCP, as in the real program.
+Each end sends its name and its card's rate or latency; the worse of both, and a fault of the link between
+them, determine the result.
 """
 
 import contextlib
@@ -11,15 +10,15 @@ import socket
 import sys
 import time
 
-_LONGEST = 65536  # bytes of what the other one says
+_LONGEST = 65536  # bytes of the other end's message
 _PATIENCE = 60.0  # seconds
-# what is measured -> the faults' word for it, which of two ends decides
+# measured quantity -> the name of its faults, the choice between the two ends
 _MEASURED = {"rate": ("slow", min), "latency": ("late", max)}
 
 
 @contextlib.contextmanager
 def bound(node, port: int):
-    """What the kernel will show of a server: on a node a socket, yet to listen; for others nothing (None)."""
+    """Yield a server's bound socket, which is visible in the kernel, on a node; elsewhere None."""
     listener = None
     if str(node.root) == "/":
         listener = socket.socket()
@@ -42,7 +41,7 @@ def is_remote(host: str) -> bool:
 
 
 def answer(node, listener, mine: dict):
-    """Serve one client, if one is there within a moment: what both agreed on, else None."""
+    """Serve one client, if one connects within 0.02 s: return the agreed result, else None."""
     ready, _, _ = select.select([listener], [], [], 0.02)
     if not ready:
         return None
@@ -50,7 +49,7 @@ def answer(node, listener, mine: dict):
     with connection:
         theirs = _said(connection, mine)
         if theirs is None:
-            return None  # somebody who only looked
+            return None  # a connection without a message
         if _hangs(node, theirs["name"]):
             _hang()
         agreed = _agreed(node, mine, theirs)
@@ -65,7 +64,7 @@ def answer(node, listener, mine: dict):
 
 @contextlib.contextmanager
 def asked(node, host: str, port: int, mine: dict):
-    """A client's connection: what both agreed on; None when nobody listens. It ends with the context."""
+    """Connect to a server and yield the agreed result; None if none listens. Closes with the context."""
     try:
         connection = socket.create_connection((host, port), _PATIENCE)
     except OSError:
@@ -86,7 +85,7 @@ def asked(node, host: str, port: int, mine: dict):
 
 
 def _said(connection, mine: dict):
-    """The line the other one says about itself, of what this one measures."""
+    """Receive the other end's line with its name and its value of the measured quantity."""
     connection.settimeout(_PATIENCE)
     line = b""
     while not line.endswith(b"\n"):
@@ -105,8 +104,7 @@ def _said(connection, mine: dict):
 
 
 def _agreed(node, mine: dict, theirs: dict) -> dict:
-    """The rate between the two in Gb/s, or the latency in microseconds, as this end sees it: both know of the
-    faults at their own end."""
+    """Return the rate in Gb/s, or the latency in microseconds, including the faults known to this end."""
     key = _measured(mine)
     word, worse = _MEASURED[key]
     value = mine[key] * node.factor(f"link_{word}", peer=theirs["name"]) * node.factor(f"peers_{word}")
@@ -123,5 +121,5 @@ def _hangs(node, name: str) -> bool:
 
 def _hang() -> None:
     sys.stdout.flush()
-    while True:  # until somebody ends it
+    while True:  # until killed
         time.sleep(0.5)
