@@ -1,11 +1,10 @@
 """The cost of checking a node: `gpuprov drift` and floors on forty expectations, in turns.
 
 Controller: CPU of the whole process tree, with startup and imports, against F, `xargs -P 32 ssh host true`
-with curve25519 (the extra cost of a client's newer key exchange is not counted against gpuprov). Host keys
-are checked. Node: CPU of sshd and everything it starts, against `python3 -I -S -c pass` over ssh. Wall time:
-against `python3 -c pass` over ssh, and again on distant nodes, since near nodes share the controller's cores,
-where more work per node takes longer. Before the rounds, differences of every kind are planted, and `drift`
-must report exactly those.
+with curve25519 (the extra cost of a client's newer key exchange is not gpuprov's). Host keys are checked.
+Node: CPU of sshd and everything it starts, against `python3 -I -S -c pass` over ssh. Wall time: against
+`python3 -c pass` over ssh, and again on distant nodes, since near nodes share the controller's cores. Before
+the rounds, differences of every kind are planted, and `drift` must report exactly those.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def _new(folder: Path, name: str) -> Path:
 
 
 def sees(contender: Contender, nodes: Nodes, expected: Sequence[Expected], folder: Path) -> None:
-    """Raises FailedError unless the contender reports the planted differences, one per kind, on each node."""
+    """Raises FailedError unless the contender reports one planted difference of each kind on each node."""
     wrong = expectations.with_differences(expected)
     work = contender.make(nodes, wrong, folder)
     expectations.plant(nodes, expected)

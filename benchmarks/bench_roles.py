@@ -1,4 +1,4 @@
-"""The cost of `gpuprov up` on bare nodes, compared with the earlier roles under plain ansible-playbook.
+"""The cost of `gpuprov up` on bare nodes, compared with earlier roles under plain ansible-playbook.
 
 Both bring the same bare lab node (8 x H100, Debian 13; needs root) from nothing to the same state, in turns.
 The floor is the roles, modules and playbook of revision FLOOR with pipelining and a given description of the

@@ -116,7 +116,7 @@ class Replay:
 
 
 def peak() -> float:
-    """Return the peak MB of this process. (getrusage would include the parent's memory before `exec`.)"""
+    """Return the peak MB of this process; getrusage would include the parent's memory before `exec`."""
     kilobytes = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
     return int(kilobytes) / 1024
 

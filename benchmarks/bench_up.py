@@ -146,7 +146,7 @@ def _jiffies() -> tuple[int, int]:
 
 
 def _processes(options: Options) -> Iterator[Result]:
-    """Compare the tasks per second of each of several processes with those of a single process."""
+    """Compare the task rate of each of several processes with that of a single process."""
     hosts = local_hosts(8 if options.quick else max(options.nodes, MANY))
     play = playbook(options.folder, 1, 0)
     cores = len(os.sched_getaffinity(0))

@@ -1,11 +1,10 @@
 """The savings and costs of workers: `gpuprov drift` alone and behind two workers, in turns.
 
-Controller, workers, their Receptors and the nodes share this machine, so CPU is counted for each of them
-separately; the controller's is that of the command and its Receptor together. Wall time is compared on nodes
-that are distant from workers, too. On a fleet of thousands the number of connections limits the wall time; on
-this machine the two cores would do so long before. So each process gets few connections, which gives the
-nodes as many turns as LARGE nodes have with the default number; the default number is measured as well, for
-comparison.
+Controller, workers, their Receptors and the nodes share this machine, so CPU is counted separately for each;
+the controller's is that of the command and its Receptor together. Wall time is compared on nodes that are
+distant from workers, too. On a fleet of thousands the number of connections limits it; here the two cores
+would do so long before. So each process gets few connections, which gives the nodes as many turns as LARGE
+nodes have with the default number; that number is measured as well, for comparison.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 def both(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contender]:
     """Return `drift` of a controller alone and of one with workers, as contenders.
+
     Each process that contacts nodes opens at most `connections` connections."""
 
     def alone(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:
@@ -66,9 +66,7 @@ def both(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contende
 
 @dataclass(frozen=True)
 class Spent:
-    """The cost of one run in seconds.
-
-    CPU of the command, of the controller's Receptor and of the workers with theirs; wall time."""
+    """The seconds of one run: CPU of the command, the controller's Receptor and the workers; wall time."""
 
     command: float
     receptor: float

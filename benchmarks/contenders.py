@@ -1,6 +1,6 @@
-"""The commands run against nodes: `gpuprov drift` and its floors.
-`drift` runs as users run it, with one role that declares the expectations. A floor is `xargs -P ssh host …`
-that does nothing on the node or starts a Python that does nothing."""
+"""The commands run against nodes: `gpuprov drift` as users run it, and its floors.
+`drift` has one role that declares the expectations. A floor is `xargs -P ssh host …` with a command that does
+nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ CONNECTIONS = 32  # of every contender
 
 @dataclass(frozen=True)
 class Work:
-    """A command that is ready to run in `folder`.
-    `differences` maps its output to node → number of broken expectations; unobserved nodes are missing."""
+    """A command to run in `folder`; `differences` parses its output: node → number of differences."""
 
     command: Sequence[str | Path]
     folder: Path
@@ -107,7 +106,7 @@ def drift(
 
 
 def differences(cost: Cost, nodes: Nodes) -> Mapping[str, int]:
-    """Parse `--json`, which names the nodes that differ and counts those that are as declared."""
+    """Parse `--json`, which names the nodes that differ and counts the others."""
     report = json.loads(cost.output)
     found = Counter(drift["node"] for drift in report["drifts"])
     others = [name for name in nodes.names if name not in found]

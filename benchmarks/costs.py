@@ -37,9 +37,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one command.
-    CPU of controller and nodes and wall time in seconds; memory of its largest process in MB; exit status,
-    standard output and standard error."""
+    """The cost of one command: CPU of controller and nodes and wall time in seconds, and its result.
+    `memory`: of its largest process in MB; `trouble`: standard error."""
 
     controller: float
     node: float
@@ -93,7 +92,7 @@ def cost_of(
 
 
 def _settled(nodes: Nodes) -> None:
-    """Wait until every sshd has reaped its sessions, whose CPU only counts from then on."""
+    """Wait until every sshd has reaped its sessions, since only then their CPU counts."""
     deadline = time.monotonic() + 20
     while nodes.busy() and time.monotonic() < deadline:
         time.sleep(0.05)

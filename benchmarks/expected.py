@@ -1,7 +1,6 @@
 """The forty expectations that all contenders check, with values read from a node first.
 
-They are of the kinds that declare a GPU node: exact versions of packages, contents of files, kernel modules
-loaded or not, kernel parameters.
+They are of the kinds that declare a GPU node: package versions, file contents, kernel modules and parameters.
 """
 
 from __future__ import annotations

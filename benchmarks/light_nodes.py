@@ -77,7 +77,7 @@ class LightFleet:
         return tuple(name for name in self.names if name not in self.bad)
 
     def cpu(self) -> float:
-        """Return the CPU seconds of all nodes so far, including ended processes (read it when they are idle)."""
+        """Return the CPU seconds of all nodes so far, including ended processes (read it at rest)."""
         return sum(cpu_of(pid) for pid in below(self.pid))
 
 

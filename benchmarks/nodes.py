@@ -61,7 +61,7 @@ class Nodes:
         return options
 
     def run(self, name: str, *command: str, given: str = "") -> str:
-        """Run a command on one node and return its output. Raises FailedError on failure or after a minute."""
+        """Run a command on a node and return its output. Raises FailedError, also after a minute."""
         words = ["ssh", *self.ssh_options(), self.addresses[name], *command]
         try:
             done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, timeout=60)

@@ -29,10 +29,9 @@ class Options:
 class Result:
     """One quantity measured in several rounds, floor and contender in turns.
 
-    `goal`: a key of goals.GOALS, which has limit and unit; empty for a quantity without a goal. `what`: the
-    work and its amount; `floor`: the meaning of a ratio of 1, empty if the values are not ratios. `values`:
-    one for each round. `note`: what a reader needs for a correct interpretation. `unproven`: why these values
-    neither meet nor miss the goal.
+    `goal`: a key of goals.GOALS, which has limit and unit; empty without a goal. `what`: the work and its
+    amount; `floor`: the meaning of a ratio of 1, empty if the values are not ratios. `values`: one for each
+    round. `note`: a hint for their interpretation. `unproven`: why they neither meet nor miss the goal.
     """
 
     goal: str
@@ -72,7 +71,7 @@ class Rounds:
 
 
 def ratios(costs: Sequence[float], floors: Sequence[float]) -> tuple[float, ...]:
-    """Return the ratio of each cost to the floor of its own round."""
+    """Return the ratio of each cost to the same round's floor."""
     return tuple(cost / floor for cost, floor in zip(costs, floors, strict=True))
 
 

@@ -1,9 +1,8 @@
 """`scontrol` and `squeue` of a Slurm that is a file: slurm_stub.py STATE PROGRAM ARGUMENTS.
 
 It runs no jobs. It knows the requests that gpuprov makes of Slurm, and answers like 24.11: the lines of a
-node are those of slurm_sprint_node_table in Slurm's src/api/node_info.c; its changes to nodes and its
-refusals are those observed in tests/lab/test_slurm.py. It records each change with its time, for
-measurements.
+node are those of slurm_sprint_node_table in Slurm's src/api/node_info.c; changes and refusals are those
+observed in tests/lab/test_slurm.py. It records each change with its time, for measurements.
 Runs on a node's own Python; standard library only.
 """
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compares the catalogue of AMD's kernel lines (provision/data/amdgpu.yml) with AMD's own, and renews copies.
+"""Compares the catalogue of AMD's kernel lines, provision/data/amdgpu.yml, with AMD's; renews copies.
 
 scripts/catalogue_amd.py --node-scraper dmesg_analyzer.py          print what AMD changed since the record
 scripts/catalogue_amd.py --node-scraper dmesg_analyzer.py --write  record it
 scripts/catalogue_amd.py --watcher                                 renew the patterns of the role node_health
 
 `--node-scraper`: nodescraper/plugins/inband/dmesg/dmesg_analyzer.py of github.com/amd/node-scraper. The
-record holds facts about its rules (name, level, digest of the pattern), never their text. A new rule gets no
-kind: tests/checks/test_amd_kernel_lines.py fails until `kinds` or `left` states what became of it.
+record holds facts about its rules (name, level, digest of the pattern), never their text. A new rule has no
+kind: tests/checks/test_amd_kernel_lines.py fails until `kinds` or `left` explains its treatment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEGIN, END = "# amdgpu.yml: begin", "# amdgpu.yml: end"
 
 
 def rules(source: str) -> list[dict[str, Any]]:
-    """Name, level and digest of each rule of node-scraper's source, in its order."""
+    """Return name, level and digest of each rule of node-scraper's source, in order."""
     found = []
     for call in ast.walk(ast.parse(source)):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "ErrorRegex":
@@ -47,7 +47,7 @@ def rules(source: str) -> list[dict[str, Any]]:
 
 
 def differences(recorded: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
-    """One line for each rule that is new, gone or changed."""
+    """Yield one line for each rule that is new, gone or changed."""
     before, after = ({(one["rule"], one["pattern"]): one for one in many} for many in (recorded, now))
     for key in sorted(after.keys() | before.keys()):
         if key not in before:
@@ -59,7 +59,7 @@ def differences(recorded: list[dict[str, Any]], now: list[dict[str, Any]]) -> It
 
 
 def record(recorded: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    """The new record; what was stated about a rule of the same name stays."""
+    """Render the new record; annotations of a rule with the same name stay."""
     known = {one["rule"]: {key: one[key] for key in ("kinds", "left") if key in one} for one in recorded}
     head = RECORD.read_text(encoding="utf-8").split("\n- ")[0].rstrip() if RECORD.is_file() else "---"
     lines = [{**one, **known.get(one["rule"], {})} for one in now]
@@ -67,15 +67,15 @@ def record(recorded: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
 
 
 def extended(pattern: str) -> str:
-    """A pattern of the catalogue as a POSIX extended regular expression, with unbounded repetitions: bash
-    compiles it for each line, and counted ones are slow to compile."""
+    """Convert a pattern of the catalogue to a POSIX extended regular expression.
+    Repetitions become unbounded: bash compiles it for each line, and counted ones compile slowly."""
     classes = {r"\d": "[0-9]", r"\w": "[a-zA-Z0-9_]", r"\S": "[^ ]"}
     plain = re.sub(r"\\[dwS]", lambda match: classes[match[0]], pattern.replace("(?:", "("))
     return re.sub(r"\{1,\d+\}", "+", re.sub(r"\{0,\d+\}", "*", plain))
 
 
 def watched(catalogue: dict[str, dict[str, Any]]) -> str:
-    """The lines of the watcher that hold the patterns of level fail."""
+    """Render the watcher's lines that hold the patterns of level fail."""
     fatal = {name: row for name, row in catalogue.items() if row["level"] == "fail"}
     own = [extended(row["pattern"]) for row in fatal.values() if "source_of" not in row]
     ports = [extended(row["pattern"]) for row in fatal.values() if row.get("source_of") == "pcieport"]
@@ -85,7 +85,7 @@ def watched(catalogue: dict[str, dict[str, Any]]) -> str:
 
 
 def with_patterns(template: str) -> str:
-    """The watcher's template with the patterns of the catalogue as it is now."""
+    """Return the watcher's template with the catalogue's current patterns."""
     before, rest = template.split(BEGIN + "\n")
     after = rest.partition(END)[2]
     catalogue = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))

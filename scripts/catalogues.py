@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Renews what provision/data records of NVIDIA's error catalogues, or shows what a newer one changes.
+"""Renews the records of NVIDIA's error catalogues in provision/data, or shows changes of newer ones.
 
 scripts/catalogues.py --xid Xid-Catalog.xlsx          what differs from the recorded catalogue
 scripts/catalogues.py --xid Xid-Catalog.xlsx --write  record it; levels and actions stay as they are
 
-`--xid`: NVIDIA's spreadsheet, which docs.nvidia.com/deploy/xid-errors offers, or its copy in Go,
+`--xid`: NVIDIA's spreadsheet, offered at docs.nvidia.com/deploy/xid-errors, or its copy in Go,
 components/accelerator/nvidia/xid/catalog_generated.go of leptonai/gpud. `--sxid`: sxid.go of the same
 repository, which copies the tables of the Fabric Manager guide (a PDF). New codes get the level and action of
 their bucket, so read the difference before you commit it; tests/checks/test_xid_catalogue.py names rows that
@@ -45,7 +45,7 @@ def _clean(text: Any) -> str:
 
 
 def _row(xid: str, unit: str, v1: str, v2: str, status: str, buckets: Sequence[str], severity: str) -> Any:
-    """A row of the decode sheet. The patterns are 32 binary digits, `-` for any: detail in bits 20 to 25."""
+    """Build a row of the decode sheet; patterns have 32 binary digits or `-`, detail is in bits 20 to 25."""
     number = int(status, 16)
     return {
         "xid": int(xid),
@@ -60,14 +60,14 @@ def _row(xid: str, unit: str, v1: str, v2: str, status: str, buckets: Sequence[s
 
 
 def read_go(path: Path) -> tuple[dict[int, list[str]], list[Any]]:
-    """(Xid → its two actions, the rows of the decode sheet) of gpud's copy."""
+    """Read (Xid → its two actions, the rows of the decode sheet) from gpud's copy."""
     text = path.read_text(encoding="utf-8")
     codes = {int(m[1]): [_clean(m[4]), _clean(m[5])] for m in _GO_CODE.finditer(text)}
     return codes, [_row(*m.groups()[:5], m.groups()[5:7], m[8]) for m in _GO_ROW.finditer(text)]
 
 
 def read_sheet(path: Path) -> tuple[dict[int, list[str]], list[Any]]:
-    """The same of NVIDIA's spreadsheet, whose columns are found by their headings."""
+    """Read the same from NVIDIA's spreadsheet, finding the columns by their headings."""
     with zipfile.ZipFile(path) as book:
         sheets = [
             _cells(book, name) for name in sorted(book.namelist()) if name.startswith("xl/worksheets/sheet")
@@ -112,7 +112,7 @@ def _cells(book: zipfile.ZipFile, name: str) -> list[list[str]]:
 
 
 def read_switches(path: Path) -> dict[int, tuple[str, str]]:
-    """SXid → (its name, the section of the Fabric Manager guide), of gpud's copy."""
+    """Read SXid → (its name, the section of the Fabric Manager guide) from gpud's copy."""
     found = {}
     for match in _GO_SWITCH.finditer(path.read_text(encoding="utf-8")):
         fields = dict(re.findall(r"^\t\t(Name|PotentialFatal|AlwaysFatal): +(.+),$", match[2], re.MULTILINE))
@@ -128,14 +128,14 @@ def recorded(name: str) -> Any:
 
 
 def differences(was: Mapping[int, Any], now: Mapping[int, Any]) -> Iterator[str]:
-    """A line for each code that was added, removed or changed."""
+    """Yield a line for each code that was added, removed or changed."""
     for code in sorted({*was, *now}):
         if was.get(code) != now.get(code):
             yield f"{code}: {was.get(code, 'not recorded')} -> {now.get(code, 'gone')}"
 
 
 def flow(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Render a value as YAML on one line."""
     return (
         str(yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False))
         .split("\n...")[0]

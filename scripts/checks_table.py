@@ -1,4 +1,4 @@
-"""Writes README.md's table of checks, or prints it: what each says that it finds.
+"""Writes README.md's table of checks, or prints it: the findings of each check.
 
 python scripts/checks_table.py --write README.md
 """

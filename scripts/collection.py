@@ -37,7 +37,7 @@ OUR_MODULES = "|".join(sorted(file.stem for file in paths.MODULES.glob("gpuprov_
 OURS_SHORT = re.compile(rf"^( +)({OUR_MODULES}):(?=$| [*{{])", re.MULTILINE)
 CORES = ("2.17", "2.18", "2.19", "2.20", "2.21")  # of ansible-core
 PLAYBOOKS = ("up.yml", "reboot.yml", "remove.yml")
-# Headings of CHANGELOG.md, in the words of antsibull-changelog.
+# Heading of CHANGELOG.md → heading of antsibull-changelog.
 SECTIONS = {
     "Added": "minor_changes",
     "Changed": "minor_changes",
@@ -47,7 +47,7 @@ SECTIONS = {
     "Security": "security_fixes",
 }
 OURS = re.compile(r"^from provision\.node\.", re.MULTILINE)
-# The first line that Galaxy wants of each Python file, and the license.
+# The first line that Galaxy requires in each Python file, and the license.
 HEADER = "# Copyright: The gpuprov authors\n# SPDX-License-Identifier: Apache-2.0\n"
 
 GALAXY: dict[str, Any] = {
@@ -61,7 +61,7 @@ GALAXY: dict[str, Any] = {
     "tags": ["nvidia", "gpu", "cuda", "infrastructure", "linux", "hpc"],
     "dependencies": {},
 }
-# What `antsibull-changelog lint` wants to know of a collection's changes.
+# The settings that `antsibull-changelog lint` requires for a collection's changes.
 CHANGELOG: dict[str, Any] = {
     "title": "gpuprov.gpu",
     "changes_file": "changelog.yaml",
@@ -76,8 +76,8 @@ CHANGELOG: dict[str, Any] = {
 
 
 def lay_out(place: Path, repository: str = "") -> Path:
-    """Write the collection's files below `place`; the folder that ansible-galaxy builds. `repository`: the
-    address that Galaxy wants of a collection that is published."""
+    """Write the collection's files below `place`; returns the folder that ansible-galaxy builds.
+    `repository`: the address that Galaxy requires of a published collection."""
     top = place / "ansible_collections" / "gpuprov" / "gpu"
     roles = sorted(folder for folder in paths.ROLES.iterdir() if folder.is_dir())
     for role in roles:
@@ -113,12 +113,12 @@ def lay_out(place: Path, repository: str = "") -> Path:
 
 
 def _in_full(file: Path) -> str:
-    """The text of tasks, with the names of our modules as Ansible finds them in a collection."""
+    """Return the text of tasks with our modules' fully qualified collection names."""
     return OURS_SHORT.sub(r"\1gpuprov.gpu.\2:", file.read_text(encoding="utf-8"))
 
 
 def _page(role: Path) -> str:
-    """What the role does and every option, from its argument specification."""
+    """Render the role's description and every option from its argument specification."""
     specs = yaml.safe_load((role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))[
         "argument_specs"
     ]
@@ -147,7 +147,7 @@ def _page(role: Path) -> str:
 
 
 def _changes() -> dict[str, Any]:
-    """CHANGELOG.md as antsibull-changelog has it. What is not released yet belongs to the coming version."""
+    """Convert CHANGELOG.md to antsibull-changelog's format; unreleased changes become the next version's."""
     releases: dict[str, Any] = {}
     version, section = "", ""
     for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines():
@@ -164,7 +164,7 @@ def _changes() -> dict[str, Any]:
 
 
 def _modules(roles: list[Path]) -> list[str]:
-    """Our modules that a task of the roles names."""
+    """Return our modules that the roles' tasks use."""
     ours = {file.stem for file in paths.MODULES.glob("*.py")}
     texts = [file.read_text(encoding="utf-8") for role in roles for file in role.glob("tasks/*.yml")]
     return sorted({name for text in texts for name in MODULE.findall(text)} & ours)
@@ -177,7 +177,7 @@ def _python(source: Path, target: Path) -> None:
 
 
 def _without_underscores(source: str) -> str:
-    """`dummy` for each name `_`, which Ansible's checks keep for translations."""
+    """Rename `_` to `dummy`, since Ansible's checks reserve `_` for translations."""
     lines = source.splitlines(keepends=True)
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(source).readline))):
         if token.type == tokenize.NAME and token.string == "_":
@@ -187,7 +187,7 @@ def _without_underscores(source: str) -> str:
 
 
 def _ignored(modules: Path) -> str:
-    """What `ansible-test sanity` need not say: our license."""
+    """Return the exceptions for `ansible-test sanity`: our license."""
     lines = [
         f"plugins/modules/{file.name} validate-modules:missing-gplv3-license" for file in modules.glob("*.py")
     ]
@@ -200,7 +200,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def build(output: Path, repository: str) -> Path:
-    """The archive, in `output`."""
+    """Build the archive in `output`."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         galaxy = Path(sys.executable).with_name("ansible-galaxy")

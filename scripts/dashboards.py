@@ -17,7 +17,7 @@ BOARDS = {"fleet": fleet, "rack": rack, "node": node, "gpu": gpu, "burnin": burn
 
 
 def as_text(board: dict[str, Any]) -> str:
-    """One form for one dashboard: keys sorted, so that a change of a panel is a change of its lines."""
+    """Render a dashboard with sorted keys, so that a changed panel only changes its own lines."""
     return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Reads a report.json and says whether exactly the demo's two faults were named."""
+"""Reads a report.json and reports whether exactly the demo's two faults were named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BROKEN = {("gpu-03", "gpu5"), ("gpu-03", "gpu2-gpu6")}
 
 
 def named(report: dict) -> set[tuple[str, str]]:
-    """The (node, device) of every finding that is neither pass nor skip."""
+    """Return the (node, device) of every finding that is neither pass nor skip."""
     return {
         (node["node"], finding["device"])
         for node in report["nodes"]

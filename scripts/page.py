@@ -1,4 +1,4 @@
-"""A document whose end is made by a script: written into the document, or printed."""
+"""A document with a generated end, which is written into the document or printed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """The parser of such a script; `about`: its docstring."""
+    """Build the argument parser of such a script; `about`: its docstring."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", metavar="FILE", type=Path, help="replace the tables in this document")
     return parser
 
 
 def write(document: Path | None, begin: str, lines: Iterable[str]) -> None:
-    """Put these lines behind the mark `begin` of the document, or print them where there is none."""
+    """Write these lines after the marker `begin` of the document, or print them without a document."""
     text = "\n".join(lines) + "\n"
     if document:
         prose = document.read_text(encoding="utf-8").partition(begin)[0]

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/thresholds.md, or prints them: what every shipped limit rests on.
+"""Writes the tables of docs/thresholds.md, or prints them: the evidence for every shipped limit.
 
 python scripts/thresholds_page.py --write docs/thresholds.md
 python scripts/thresholds_page.py --at 2027-05    # ages in months at that time, in place of dates
@@ -19,12 +19,12 @@ from provision.desired.skus import all_skus
 
 
 def machines_text(limit: Threshold) -> str:
-    """How many machines were measured for the limit: a number, or `not stated`."""
+    """Return how many machines were measured for the limit: a number, or `not stated`."""
     return "not stated" if limit.machines is None else f"{limit.machines:,}"
 
 
 def age_months(limit: Threshold, at: str) -> int | None:
-    """How old the limit's source is at a month (YYYY-MM); None when it has no date."""
+    """Return the age of the limit's source in a month (YYYY-MM); None if it has no date."""
     if not limit.date:
         return None
     (year, month), (then, when) = (map(int, text.split("-")[:2]) for text in (at, limit.date))
@@ -32,7 +32,7 @@ def age_months(limit: Threshold, at: str) -> int | None:
 
 
 def tables(at: str = "") -> Iterator[str]:
-    """Their lines, a table for each SKU; with a month `at` (YYYY-MM), ages in months in place of dates."""
+    """Yield the tables' lines, one table per SKU; with a month `at` (YYYY-MM), ages in months, not dates."""
     when = "months old" if at else "date"
     yield from overview()
     sources: dict[str, int] = {}  # text → its number on this page
@@ -47,7 +47,7 @@ def tables(at: str = "") -> Iterator[str]:
 
 
 def overview() -> Iterator[str]:
-    """How many limits each check has for each known SKU; a check without one warns and does not judge."""
+    """Yield each check's number of limits for each SKU; a check without any warns instead of judging."""
     limits = {sku: thresholds.for_sku(sku) for sku in all_skus()}
     checks = list(dict.fromkeys(name.partition(".")[0] for one in limits.values() for name in one))
     yield "\n## Which SKU has which limits\n"
@@ -62,7 +62,7 @@ def overview() -> Iterator[str]:
 
 
 def row(limit: Threshold, at: str, source: int) -> str:
-    """A limit's line of the table."""
+    """Render a limit's line of the table."""
     cells = [f"`{limit.metric}`", limit_text(limit), limit.kind, machines_text(limit)]
     cells.append(str(age_months(limit, at)) if at else limit.date)
     typical = limit.typical

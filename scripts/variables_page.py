@@ -20,7 +20,7 @@ _LONGEST = 60  # characters of a default in a table
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable in words. `role` is empty for gpuprov's own, whose `default` is in `meaning`."""
+    """One variable as text. gpuprov's own have no `role`, and their `default` is in `meaning`."""
 
     name: str
     role: str
@@ -31,7 +31,7 @@ class Variable:
 
 
 def all_variables() -> dict[str, Variable]:
-    """By name: gpuprov's own, then the roles' in the order they are applied."""
+    """Return all variables by name: gpuprov's own, then the roles' in the order they are applied."""
     own = (Variable(name, "", variables.form(name), "", (), text) for name, text in variables.OWN.items())
     ours = (_of_role(role, name) for role in all_roles().values() for name in role.options)
     return {each.name: each for each in (*own, *ours)}
@@ -60,12 +60,12 @@ def _default(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """As it is written in YAML."""
+    """Render a value as written in YAML."""
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def tables() -> Iterator[str]:
-    """The lines of docs/variables.md: a table for gpuprov's own variables, and one for each role's."""
+    """Yield the lines of docs/variables.md: a table for gpuprov's own variables, and one for each role's."""
     known = all_variables()
     yield "\n## gpuprov itself\n"
     yield "| variable | value | meaning |"

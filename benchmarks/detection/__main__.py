@@ -49,7 +49,7 @@ def outcomes(asked: Sequence[Trial], jobs: int) -> Iterator[dict[str, Any]]:
 
 
 def resumed(asked: Sequence[Trial], kept: Path | None, jobs: int) -> Iterator[dict[str, Any]]:
-    """Yield the outcomes of `asked`, read from the file `kept` (JSON lines) or run and appended to it.
+    """Yield the outcomes of trials; known ones are read from `kept` (JSON lines), new ones appended.
 
     A line that was cut off by an interrupted run is run again. Without a file all trials are run.
     """

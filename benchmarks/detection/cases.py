@@ -22,8 +22,8 @@ FLAGGED = ("fail", "error", "warn")
 class Expected:
     """A correct answer.
     `devices`: the parts that may be named; `slot 3` is a GPU by its PCI address, `nic slot 3` a network card.
-    `verdicts`: the allowed verdicts of the node. `also`: parts that may be accused along with the culprit,
-    because they inevitably suffer with it.
+    `verdicts`: the allowed verdicts of the node. `also`: parts that inevitably suffer with the culprit and
+    may be accused, too.
     """
 
     devices: tuple[str, ...]
@@ -107,10 +107,9 @@ def planted(
     everywhere: bool = False,
     **drawn: Sequence[object],
 ) -> Callable[[Draw], Case]:
-    """Return a function that draws cases of one fault; without `devices` the case is a healthy look-alike.
-    In `fault`, `devices` and `also`, placeholders are filled with drawn values: `{gpu}`, `{nic}` or a pair
-    `{a}` `{b}` first, `{severity}` or its complement `{rest}`, then one value for each name in `drawn`, in
-    order."""
+    """Return a function that draws cases of one fault; without `devices`, of a healthy look-alike.
+    In `fault`, `devices` and `also`, placeholders get drawn values: `{gpu}`, `{nic}` or a pair `{a}` `{b}`
+    first, `{severity}` or its complement `{rest}`, then one value for each name in `drawn`, in order."""
 
     def draw(one: Draw) -> Case:
         words: dict[str, object] = {"severity": round(one.severity), "rest": one.rest}

@@ -26,7 +26,7 @@ from benchmarks.detection.cases import (
 )
 
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
-# SKUs whose firmware reports links, limits and deferred errors; and those whose memory is the CPU's.
+# SKUs with firmware that reports links, limits and deferred errors; SKUs with the CPU's memory.
 WITH_METRICS = ("mi300x", "mi325x", "mi355x")
 SHARED = ("mi300a",)
 WHOLE = ("mi210", *WITH_METRICS, *SHARED)  # one device per GPU; the second device of a module shows no power

@@ -1,4 +1,4 @@
-"""A trial of a fleet, whose pairs are measured on a simulated fabric and judged as by `validate --pairs`.
+"""A trial of a fleet: its pairs are measured on a simulated fabric and judged by `validate --pairs`.
 
 Only the bandwidth that ib_write_bw reports is simulated (tests/support/fabric.py), not its output, which is
 tried on lab nodes. All culprits, and no other part, must be named within the product's four rounds.
@@ -44,9 +44,9 @@ def run(case: FleetCase, rng: Random) -> list[tuple[str, Finding]]:
 
 
 def score(said: list[tuple[str, Finding]], expected: Expected) -> tuple[bool, bool]:
-    """Return (everything was caught, the blame is correct).
-    The blame is correct if every expected part failed with a helpful action and no other part failed. An
-    error on nodes that could not be measured because of a bad leaf is acceptable."""
+    """Return (everything was caught, the blame is correct), i.e. all culprits failed with a helpful action.
+    No other part may fail. An error on nodes behind a bad leaf, which could not be measured, is acceptable.
+    """
     failed = [(place, f) for place, f in said if f.verdict is Verdict.FAIL]
     named = {f.device if place == "fabric" else place for place, f in failed}
     caught = all(any(_is(name, one) for one in named) for name in expected.devices)

@@ -1,4 +1,4 @@
-"""Perturbations of sysfs files: the ports of RDMA cards. An answer's text holds the files of one port."""
+"""Perturbations of sysfs files of RDMA ports. An answer's text holds the files of one port."""
 
 from __future__ import annotations
 

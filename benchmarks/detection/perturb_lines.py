@@ -1,4 +1,4 @@
-"""Perturbations of tables and lists of lines: NVLinks, nccl-tests, gpu_burn, perftest, the kernel log."""
+"""Perturbations of tables and lines: NVLinks, nccl-tests, gpu_burn, perftest, the kernel log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _GPU = re.compile(r"^GPU (\d+): ", re.MULTILINE)
 
 
 def link(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Replace the line of one link of one GPU; an empty text drops the line.
-    `{n}` is the link's number, `{c}` its counter."""
+    """Replace one GPU's line of link `{n}`, with its counter `{c}`; an empty text drops the line."""
     found = list(re.finditer(row.more["line"], answer.text, re.MULTILINE))
     if not found:
         return None
@@ -50,9 +49,8 @@ _TABLE = re.compile(r"^ +\d+ +\d+ +float.*$", re.MULTILINE)
 
 
 def nccl_cell(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Change cells of nccl-tests' table.
-    `slow`: all rates fall by this factor; `wrong`: wrong elements in a row; `unchecked`: nothing was
-    verified; `word`: one number is replaced by this."""
+    """Change cells of nccl-tests' table. `slow`: all rates fall by this factor.
+    `wrong`: wrong elements in a row; `unchecked`: no verification; `word`: replaces one number."""
     rows = list(_TABLE.finditer(answer.text))
     if not rows:
         return None
@@ -137,8 +135,8 @@ def perftest(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 def kernel(rng: Random, answer: Answer, row: Row) -> Change:
     """Add kernel log lines at some moment after the driver was loaded.
-    `{a}` is a GPU's address (0000:1b:00), `{s}` an NVSwitch's, `{c}` an Xid of the list `codes`, `{pid}` a
-    number."""
+    `{a}`: a GPU's address (0000:1b:00), `{s}` an NVSwitch's, `{c}` one of the Xids `codes`, `{pid}` a number.
+    """
     lines = answer.text.splitlines(keepends=True)
     hit = rng.randrange(len(answer.gpus))
     address = answer.gpus[hit].lower().rpartition(".")[0][-10:]

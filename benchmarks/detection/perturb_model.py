@@ -36,9 +36,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Change:
-    """A changed answer.
-    `devices`: the parts that may be named for it; `spot`: the changed field or block, which no other change
-    of this answer may touch."""
+    """A changed answer. `devices`: the parts that may be named for it.
+    `spot`: the changed field or block, which no other change of this answer may touch."""
 
     answer: Answer
     devices: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack
 
-# Drivers of the branches whose output formats the simulator knows.
+# Drivers of the branches with output formats that the simulator knows.
 NODES = (
     ("h100-sxm", "580.126.09"),
     ("h100-sxm", "550.163.01"),
@@ -177,8 +177,7 @@ def samples(surface: str) -> tuple[Sample, ...]:
 
 
 def chosen(count: int) -> list[tuple[str, int]]:
-    """Return (surface, number) of `count` outputs, divided by the surfaces' shares.
-    A larger count includes all outputs of a smaller one."""
+    """Return (surface, number) of `count` outputs by the surfaces' shares; a larger count only adds some."""
     whole = sum(share for _, _, share in SURFACES.values())
     return [
         (surface, number)

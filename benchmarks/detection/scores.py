@@ -1,4 +1,4 @@
-"""Scores computed from outcomes: recall, blame, false alarms, curves, mixes, with confidence intervals."""
+"""Scores of outcomes: recall, blame, false alarms, curves, mixes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ class Share:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The score of one class of faults.
-    `curve`: (from, to, share noticed) for each bucket of the graded severities; `smallest`: the least
-    severity from which on 99 % are noticed, None if no such claim can be made.
+    """The score of one class of faults. `curve`: (from, to, share noticed) for each bucket of severities.
+    `smallest`: the least severity from which on 99 % are noticed, None if no such claim can be made.
     """
 
     entry: Entry
@@ -123,7 +122,7 @@ def of_healthy(outcomes: Outcomes) -> Healthy:
 
 
 def precision(outcomes: Outcomes) -> Share:
-    """Return the share of correct blame among all failures that named a part, on broken and healthy nodes."""
+    """Return the share of correct blame among all failures that named a part, on any node."""
     accused = sum(one["accused"] for one in outcomes)
     return Share(accused - sum(one["innocent"] for one in outcomes), accused)
 

@@ -1,4 +1,4 @@
-"""Substitutes for the shell scripts that checks run on nodes, whose loops sleep by the virtual clock.
+"""Substitutes for the shell scripts of checks, with loops that sleep by the virtual clock.
 
 A script is identified by its name, the word after its text; its effect is reproduced here in Python.
 """
@@ -18,8 +18,8 @@ _ABSENT = 127
 
 def script(silicon: Simulator, root: Path, argv: Sequence[str]) -> Callable[[], int]:
     """Return the substitute of `sh -c TEXT NAME WORD…`.
-    AMD's telemetry.py and gpu_burn.py use `sampler` and `write`; data/amd_acceptance.yml uses another
-    `write`, `each` and `agfhc`."""
+    `sampler` and `write` are AMD's telemetry.py and gpu_burn.py; another `write`, `each`, `agfhc`
+    data/amd_acceptance.yml."""
     name, words = argv[3], argv[4:]
     if name == "write" and len(words) == 4:
         return lambda: _configure(silicon, root / words[1].lstrip("/"), words[2], words[3])

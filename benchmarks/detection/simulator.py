@@ -46,7 +46,7 @@ class Simulator:
         return lambda: sys.modules["run"].main(list(words))
 
     def _child(self, argv: Sequence[str], **_: Any) -> Any:
-        """Run run.py again at the same moment, for a simulated program that starts another one."""
+        """Run run.py again at the same moment, for a simulated program that starts a second program."""
         kept, sys.stdout = sys.stdout, io.StringIO()
         try:
             rc = self.main([str(word) for word in argv[4:]])()

@@ -51,8 +51,7 @@ def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[s
 
 
 def lay_out_amd(root: Path, sku: str, driver: str, module: str) -> None:
-    """Write a node's files: ROCm and AMD's driver, by default the SKU's usual version.
-    `module`: the kernel module is `loaded` or `none`."""
+    """Write a node's files: ROCm and AMD's driver (default: the SKU's); `module`: `loaded` or `none`."""
     usual, rocm = NEWER.get(sku, (AMDGPU, ROCM))
     _system(root, "")
     write(root, "opt/rocm/.info/version", f"{rocm}\n")

@@ -64,10 +64,9 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """The validator's result.
-    `flagged`: any warning, failure or error; `caught`: the expected verdict; `blamed`: the right part with a
-    right action and no innocent part accused; `innocent`: wrongly accused parts; `accused`: all failures;
-    `seconds`: node time by stage; `trouble`: an error of the benchmark itself.
+    """The validator's result. `flagged`: any warning, failure or error; `caught`: the expected verdict.
+    `blamed`: the right part and action, no innocent part accused; `innocent`: wrongly accused parts;
+    `accused`: all failures; `seconds`: node time by stage; `trouble`: an error of the benchmark itself.
     """
 
     key: str

@@ -75,7 +75,7 @@ class Program:
         return self.bytes[name].getvalue().decode("utf-8", "replace")
 
     def turn(self) -> None:
-        """Let the program continue until it sleeps or ends; a program that runs alone continues to its end."""
+        """Let the program continue until it sleeps or ends; a single program continues to its end."""
         world, ours = self.world, (sys.stdout, sys.stderr)
         world.current = self
         sys.stdout, sys.stderr = self.streams["stdout"], self.streams["stderr"]

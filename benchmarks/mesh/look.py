@@ -36,7 +36,7 @@ REGIONS, EACH = 8, 5  # number of regions, and of workers in each
 SLOW_ONES = 4  # number of slow workers
 DARK = 600.0  # seconds
 DEAD = 1000  # one in this many nodes does not answer
-PACKAGES = 40  # requested facts in addition to those of the machine
+PACKAGES = 40  # requested package facts
 POINTS = 60  # approximate number of points of a curve
 SEED = 23
 
@@ -44,9 +44,8 @@ SEED = 23
 @dataclass(frozen=True)
 class Scenario:
     """One simulated situation.
-    `dark`: a region is unreachable for ten minutes, from when its first worker has observed half of its
-    nodes. `both`: nodes name the workers of the next region, too. `dies`: a worker dies for good at half of
-    its nodes."""
+    `dark`: a region is unreachable for ten minutes, once its first worker has observed half of its nodes.
+    `both`: nodes name the next region's workers, too. `dies`: a worker dies for good at half of its nodes."""
 
     nodes: int
     dark: bool = False
@@ -59,10 +58,10 @@ class Scenario:
 class Looked:
     """The outcome. Times are virtual seconds, except `cpu`: CPU of the controller's own code.
 
-    `unreached`: nodes whose first result is that no worker could be reached; they are observed again when the
-    region is back. `lost`: nodes without a true result in the end. `twice`: nodes that two units observed.
-    `together`: nodes that two units worked on at the same time. `left`: units that Receptor still has, except
-    those of dead workers. `curve`: (seconds, nodes with a result)."""
+    `unreached`: nodes without a reachable worker at first; they are observed again when the region is back.
+    `lost`: nodes without a true result in the end. `twice`: nodes that two units observed. `together`: nodes
+    that two units worked on at the same time. `left`: units that Receptor still has, except those of dead
+    workers. `curve`: (seconds, nodes with a result)."""
 
     seconds: float
     cpu: float

@@ -1,8 +1,8 @@
 """The controller's Receptor, simulated: it answers on its control socket, in virtual time.
 
-Its answers are the texts of Receptor 1.5.5 that provision/remote/workers/control.py parses (and
-tests/support/receptor.py, where they were compared with Debian 13's). It hands units to workers, polls them
-for news once a second, and retries while a worker is unreachable.
+Its answers are Receptor 1.5.5's texts that provision/remote/workers/control.py parses (compared with Debian
+13's in tests/support/receptor.py). It hands units over, polls workers once a second, and retries unreachable
+ones.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _GIVEN = ("command", "subcommand", "node", "worktype", "tlsclient", "ttl", "sign
 
 @dataclass
 class Unit:
-    """A unit in this Receptor: its state and output as of the last news.
-    `process`: the unit at its worker, once it has begun there."""
+    """A unit in this Receptor, as of the last news; `process`: the unit at its worker, once it has begun."""
 
     id: str
     worker: Worker

@@ -1,4 +1,4 @@
-"""One control group per node, since systemds of nodes that shared a tree would stop each other's services."""
+"""One control group per node; in a shared tree the nodes' systemds would stop each other's services."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(namespace: str) -> Path:
 
 
 def find(prefix: str) -> list[str]:
-    """Find control groups whose name starts with `prefix`."""
+    """Find control groups by the prefix of their name."""
     with contextlib.suppress(LabError):
         return sorted(path.name for path in mount_point().glob(f"{prefix}*") if path.is_dir())
     return []

@@ -31,8 +31,7 @@ _SAMPLED = 3.0  # duration of a tool that prints until it is ended
 
 @dataclass(frozen=True)
 class Output:
-    """The output of one program as archived by a selftest.
-    `beside`: the program that it ran alongside and was ended with."""
+    """The output of one program in a selftest's archive; `beside`: the program that it was ended with."""
 
     name: str
     argv: Sequence[str]
@@ -46,7 +45,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Shape:
-    """One output compared with the simulator's: element paths, columns or lines that only one of them has."""
+    """One output compared with the simulator's: element paths, columns or lines of only one of them."""
 
     output: str
     argv: Sequence[str]
@@ -157,7 +156,7 @@ def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[
 
 
 def _release(printed: str) -> dict[str, str]:
-    """Return the variable that makes the simulator print like the tool's release, if the output names one."""
+    """Return the variable that selects the tool's release in the simulator, if the output names it."""
     found = _VERSION.search(printed)
     return {"SILICON_VERSION": found[1]} if found else {}
 
@@ -212,7 +211,7 @@ def _printed(output: Output, simulated: Mapping[str, str]) -> str:
     return printed.decode("utf-8", "replace")
 
 
-# --- the shape of a tool's output: what remains when every number and identifier is made the same. XML and
+# --- the shape of a tool's output: all numbers and identifiers are replaced by placeholders. XML and
 # JSON: the paths of their elements, and the units of their values. Everything else: its lines, with numbers
 # as N. Details that depend on the machine's size or on other users are not part of a shape.
 

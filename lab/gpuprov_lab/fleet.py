@@ -50,7 +50,7 @@ def up(
     fresh: bool = False,
     images: Mapping[str, Sequence[Path]] | None = None,
 ) -> LabRecord:
-    """Bring lab `name` up with at least the nodes `wanted`, keeping running ones, and write its inventory.
+    """Bring lab `name` up with at least the nodes `wanted`; running nodes are kept. Write its inventory.
 
     `speed`: how many times faster than real the simulated tools run; None means 1, or the value of an
     existing lab (`seed` likewise). `images`: the initial disks of a new node by its name (node.prepare);

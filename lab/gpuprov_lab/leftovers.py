@@ -77,7 +77,7 @@ def remove(lab: str) -> None:
     place = LabPlace(lab)
     ours = processes(lab)
     process.stop_pids([pid for pid, kind in ours.items() if kind == "supervisor"], grace=25)
-    # Only nodes whose supervisor was killed still have theirs; TERM lets the node shut down.
+    # Only nodes with a killed supervisor still have an nspawn; TERM lets the node shut down.
     process.stop_pids([pid for pid, kind in processes(lab).items() if kind == "nspawn"], grace=15)
     spaces = network.namespaces(place.namespace_prefix)
     process.stop_pids([pid for space in spaces for pid in network.namespace_pids(space)], grace=1)

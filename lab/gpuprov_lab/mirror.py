@@ -1,8 +1,7 @@
 """Caching proxy for Debian packages: one for all labs, fed from the mirror that this host uses.
 
 The cache listens on the loopback address; each lab's server (server.py) forwards its nodes' connections to
-it. So nodes need no route, no name service and no knowledge of the mirror, and each package is downloaded
-once.
+it. So nodes need no route, no name service and no mirror, and each package is downloaded once.
 """
 
 from __future__ import annotations

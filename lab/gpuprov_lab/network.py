@@ -35,7 +35,7 @@ def host_side(octet: int, index: int) -> str:
 
 
 def free_octet(taken: Iterable[int]) -> int:
-    """Return the first N whose 10.N.0.0/16 is used by no other lab and no route. Raises LabError."""
+    """Return the first N for which no other lab and no route uses 10.N.0.0/16. Raises LabError."""
     routes = [
         r["dst"] for r in json.loads(call("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
     ]
@@ -60,7 +60,7 @@ def _overlaps(ours: ipaddress.IPv4Network, route: str) -> bool:
 
 
 def ensure_bridge(octet: int, lab: str) -> None:
-    """Create the lab's bridge with its address; its alias names the lab, in case the lab's record is lost."""
+    """Create the lab's bridge with its address, and an alias that names the lab if its record is lost."""
     name = bridge_name(octet)
     if not (Path("/sys/class/net") / name).exists():
         call("ip", "link", "add", name, "type", "bridge")
@@ -95,7 +95,7 @@ def plug(octet: int, index: int, connected: bool) -> None:
 
 
 def namespaces(prefix: str) -> list[str]:
-    """List network namespaces of this host whose name starts with `prefix`."""
+    """List this host's network namespaces by the prefix of their name."""
     if not NAMESPACES.is_dir():
         return []
     return sorted(path.name for path in NAMESPACES.iterdir() if path.name.startswith(prefix))

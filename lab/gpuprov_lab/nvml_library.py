@@ -188,7 +188,7 @@ static nvmlReturn_t processes(void *device, unsigned *count, char *infos) {
 
 
 def built(header: Path, cache: Path) -> Path:
-    """Return the folder below `cache` with the library for a header, compiled if missing. Raises LabError."""
+    """Return the cached folder with the library for a header, compiled if missing. Raises LabError."""
     text = source(header.read_text())
     folder = cache / f"nvml-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     with waiting_lock(cache / "nvml.lock"):

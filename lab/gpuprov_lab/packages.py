@@ -98,7 +98,7 @@ def read_packages(path: Path, kernel: str, distribution: str = "debian") -> dict
 
 
 def fixture_files(path: Path) -> list[Path]:
-    """Return the files that describe packages: those of a folder, or one file."""
+    """Return the fixture files: all files of a folder, or a single file."""
     return sorted(path.glob("*.yml")) if path.is_dir() else [path] if path.exists() else []
 
 

@@ -75,7 +75,7 @@ def stop(pidfile: Path, grace: float = 20) -> bool:
 
 
 def stop_pids(pids: Sequence[int], grace: float) -> bool:
-    """Send TERM to all of `pids`, KILL to the remaining ones after `grace` seconds; True if none remained."""
+    """Send TERM to all of `pids`, KILL to the rest after `grace` seconds; True if TERM was enough."""
     known = {pid: started_at(pid) for pid in pids}
 
     def alive() -> list[int]:

@@ -23,9 +23,8 @@ _NCCL = "2.27.7"
 
 
 def make(folder: Path, sku: str, driver: str, rocm: str = "") -> Mapping[str, str]:
-    """Make a healthy machine with its driver loaded, AMD's if `rocm` is a version.
-    Returns the environment that its tools need. Raises CalledProcessError with the simulator's error for
-    unknown arguments."""
+    """Make a healthy machine with a loaded driver, AMD's if `rocm` is set; returns its environment.
+    Raises CalledProcessError with the simulator's error for unknown arguments."""
     state, root = folder / "state", folder / "root"
     environment = {"SILICON_STATE": str(state), "SILICON_ROOT": str(root), "TZ": "UTC"}
     if rocm:

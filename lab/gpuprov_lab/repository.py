@@ -1,4 +1,4 @@
-"""The fixture repositories with NVIDIA's names and layout: built from fixtures/, indexed, signed, cached.
+"""The fixture repositories in NVIDIA's layout: built from fixtures/, indexed, signed, cached.
 
 They are laid out like the originals, so a role takes its production path with only URL and key changed:
 
@@ -156,7 +156,7 @@ def content_key(source: Path, kernel: str, families: Iterable[str] = ("debian", 
     for module in modules:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
-    # If there is none, read_packages raises an error.
+    # Without any file, read_packages raises an error.
     for file in (*packages.fixture_files(source), *packages.fixture_files(source / "redhat")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -74,7 +74,7 @@ class _Target:
 
 
 def read_rpms(path: Path, kernel: str, major: str) -> dict[str, list[Rpm]]:
-    """Read the packages of `path`/redhat for RHEL `major`, by repository; `kernel`: their modules' kernel.
+    """Read the packages of `path`/redhat for RHEL `major` and for modules of `kernel`, by repository.
 
     Raises LabError that names the file, the entry and the key.
     """

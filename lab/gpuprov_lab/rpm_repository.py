@@ -1,4 +1,4 @@
-"""Builds an rpm repository: packages, and repodata/ with createrepo_c's indexes and the module's streams."""
+"""Builds an rpm repository: packages, and repodata/ with indexes and the module's streams."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _spec_file(rpm: Rpm, tree: Path) -> Path:
 
 
 def _spec(rpm: Rpm, tree: Path) -> Iterator[str]:
-    """Yield the lines of the spec file of a package whose files are laid out in `tree`."""
+    """Yield the lines of a package's spec file; its files are laid out in `tree`."""
     yield from (f"Name: {rpm.name}", f"Version: {rpm.upstream}", f"Release: {rpm.release}")
     yield from (f"Summary: {rpm.summary}", "License: Proprietary", "AutoReqProv: no")
     if rpm.epoch != "0":

@@ -1,4 +1,4 @@
-"""The simulated silicon of a node, from the host's side: made, broken and healed by its own program."""
+"""The simulated silicon of a node from the host's side, managed by the silicon's own program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpuprov_lab.command import attempt, call
 from gpuprov_lab.places import SILICON, NodePlace
 from provision.errors import LabError
 
-# The folders and files that are mounted into the node; mounting needs them to be there.
+# The folders and files that are mounted into the node, and must exist for that.
 SURFACES = ("proc_driver", "sys_pci", "sys_module")
 
 
 def create(place: NodePlace, sku: str, seed: int, speed: float, network: str) -> None:
-    """Make the state of a new node: its GPUs as they leave the factory, no driver loaded; its RDMA cards."""
+    """Create a new node's state: GPUs in factory state without a loaded driver, and its RDMA cards."""
     place.silicon.mkdir(parents=True, exist_ok=True)
     options = ["--sku", sku, "--name", place.name, "--seed", str(seed), "--speed", f"{speed:g}"]
     options += ["--network", network]
@@ -26,22 +26,22 @@ def create(place: NodePlace, sku: str, seed: int, speed: float, network: str) ->
 
 
 def fault_list() -> str:
-    """Every fault that can be set, with its parameters, as text for people."""
+    """Return a text that lists every fault with its parameters."""
     return call(*_program("fault"), "--list")
 
 
 def set_fault(place: NodePlace, fault: str, parameters: list[str]) -> None:
-    """Break something; `parameters` are `key=value` texts. Raises LabError when they are refused."""
+    """Set a fault; `parameters` are `key=value` texts. Raises LabError when they are invalid."""
     _fault(place, "set", fault, *parameters)
 
 
 def clear_fault(place: NodePlace, fault: str | None) -> None:
-    """Heal one fault, or all of them when None."""
+    """Clear one fault, or all of them if None."""
     _fault(place, "clear", *([fault] if fault else []))
 
 
 def faults(place: NodePlace) -> Any:
-    """The faults a node has now, as its state file says; None when that cannot be read."""
+    """Return a node's present faults from its state file; None if it cannot be read."""
     try:
         return json.loads((place.silicon / "state.json").read_text()).get("faults", [])
     except (OSError, ValueError, AttributeError):

@@ -16,23 +16,22 @@ SKUS = (
 )
 DEFAULT_RELEASE = "debian13"
 MOST_NODES = 250
-# What may stand behind a node, each after a plus.
+# Suffixes of a node, each after a plus.
 CONTAINERS = "containers"  # containers can be started on it
-NETWORKS = ("ib", "roce")  # it has RDMA cards, of InfiniBand or of Ethernet
-REAL_SMI = "real-nvidia-smi"  # it has NVIDIA's own nvidia-smi, for the drivers that Debian has it of
+NETWORKS = ("ib", "roce")  # it has RDMA cards, for InfiniBand or for Ethernet
+REAL_SMI = "real-nvidia-smi"  # it has NVIDIA's own nvidia-smi, for the drivers that Debian packages
 
-# Both end up in interface aliases, namespace names, host names and paths; the dot separates them there.
+# Both appear in interface aliases, namespace names, host names and paths; the dot is their separator.
 _NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _LAB_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}\Z")
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node as asked for: `name`, `sku` (one of SKUS), `release` (a key of RELEASES).
+    """A requested node: `name`, `sku` (one of SKUS), `release` (a key of RELEASES).
 
-    `containers`: containers can be started on it, which takes some of its isolation from this host away.
-    `network`: what its RDMA cards speak, one of NETWORKS, or "none": it has no cards.
-    `real_nvidia_smi`: see REAL_SMI.
+    `containers`: containers can be started on it, which weakens its isolation from this host. `network`: the
+    type of its RDMA cards, one of NETWORKS, or "none" without cards. `real_nvidia_smi`: see REAL_SMI.
     """
 
     name: str
@@ -57,12 +56,12 @@ DEFAULT_NODES = (
 
 
 def parse_node(text: str) -> NodeSpec:
-    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`, with words such as `+roce` behind it.
+    """Parse a node written as `NAME=SKU` or `NAME=SKU:RELEASE`, with suffixes such as `+roce`.
 
-    >>> str(parse_node("gpu-02=l40s+roce"))
-    'gpu-02=l40s:debian13+roce'
+        >>> str(parse_node("gpu-02=l40s+roce"))
+        'gpu-02=l40s:debian13+roce'
 
-    Raises UsageError that quotes the text and says which part is wrong.
+    Raises UsageError that quotes the text and names the wrong part.
     """
     where = f"--node {text!r}"
     name, equals, rest = text.partition("=")
@@ -89,7 +88,7 @@ def parse_node(text: str) -> NodeSpec:
 
 
 def _network(where: str, extras: Sequence[str]) -> str:
-    """What the cards speak, of all that stands behind a node."""
+    """Return the network among a node's suffixes, or "none"."""
     known = (*NETWORKS, CONTAINERS, REAL_SMI)
     for extra in extras:
         if extra not in known:
@@ -105,7 +104,7 @@ def _network(where: str, extras: Sequence[str]) -> str:
 
 
 def wanted_nodes(count: int | None, texts: Sequence[str] | None) -> tuple[NodeSpec, ...]:
-    """The nodes a command line asks for: `--node` ones, or `--nodes N` of a repeating default set."""
+    """Return the requested nodes: `--node` ones, or `--nodes N` of a repeating default set."""
     if texts and count is not None:
         raise UsageError("--nodes and --node contradict each other", "give one of them")
     if texts:
@@ -128,7 +127,7 @@ def wanted_nodes(count: int | None, texts: Sequence[str] | None) -> tuple[NodeSp
 
 
 def lab_name(text: str) -> str:
-    """`text` if it can name a lab; raises UsageError otherwise."""
+    """Return `text` if it can name a lab; raises UsageError otherwise."""
     if not _LAB_NAME.match(text):
         raise UsageError(
             f"--lab {text!r} cannot name a lab",

@@ -1,12 +1,12 @@
-"""Keeps one lab node alive: mounts its disk, boots it, boots it again when it asks to reboot.
+"""Keeps one lab node alive: mounts its disk, boots it, and boots it again when it reboots.
 
-Runs detached as `python3 -I supervisor.py <node folder>`, in a mount namespace of its own, so that the node's
-mounts go with it, however it dies. Standard library only. <node folder>/boot.json says what to do:
+Runs detached as `python3 -I supervisor.py <node folder>`, in a private mount namespace, so that the node's
+mounts vanish with it, however it dies. Standard library only. <node folder>/boot.json is its plan:
 
     {"mounts": [["lower", "upper", "work", "root"]],
      "cgroup": "/sys/fs/cgroup/NAME", "nspawn": ["systemd-nspawn", "--boot", ...]}
 
-TERM powers the node off. It never KILLs systemd-nspawn first: the node's systemd would live on as an orphan.
+TERM powers the node off. It never sends KILL to systemd-nspawn first, which would orphan the node's systemd.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
-# How systemd-nspawn ends when the node asked to reboot and no machined is there to do it.
+# systemd-nspawn's exit status when the node reboots and no machined can restart it.
 REBOOT = 133
 POWER_OFF_SECONDS = 15
-# A node that ends this quickly several times in a row is broken, not rebooting.
+# A node that exits this quickly several times in a row is broken, not rebooting.
 QUICK_SECONDS = 2
 QUICK_BOOTS = 5
 
@@ -54,7 +54,7 @@ class Supervisor:
         return status
 
     def _boot(self) -> subprocess.Popen[bytes]:
-        """Start systemd-nspawn in the node's own control group, emptied of what the last boot left there."""
+        """Start systemd-nspawn in the node's own control group, after removing remains of the last boot."""
         group = Path(self.plan["cgroup"])
         group.mkdir(exist_ok=True)
         for below in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
@@ -80,7 +80,7 @@ class Supervisor:
             self.node.terminate()  # nspawn turns this into the node's own orderly shutdown
 
     def _pull_the_plug(self, nspawn: int) -> None:
-        """KILL the node's own init; the kernel takes its whole pid namespace along, then nspawn ends."""
+        """Send KILL to the node's init; the kernel ends its whole pid namespace, then nspawn exits."""
         self._say(f"no orderly shutdown within {POWER_OFF_SECONDS} s, killing the node's init")
         for child in Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split():
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Base trees: a minimal Debian per suite and package manager, made once per host, shared by all nodes."""
+"""Base trees: a minimal Debian per suite and package manager, built once per host for all nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from provision.errors import LabError
 USER = "ops"
 USER_ID = 1000
 COMPONENTS = "main contrib non-free non-free-firmware"
-# python3-apt is what Ansible's apt module needs; procps and pciutils are on every real server.
+# Ansible's apt module needs python3-apt; procps and pciutils are on every real server.
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "python3", "python3-apt", "apt", "gpgv"),
     *(
@@ -36,7 +36,7 @@ PACKAGES = (
     ),
 )
 DNF = ("dnf", "python3-dnf", "dnf-plugins-core", "rpm", "gpg", "dracut-core")
-# Taken out of a tree with dnf, where to ask Debian's package manager is a mistake that works by accident.
+# Removed from a tree with dnf, where a query of Debian's package manager is a mistake that works by accident.
 _DEBIAN_TOOLS = ("apt", "apt-cache", "apt-config", "apt-get", "apt-key", "apt-mark", "dpkg", "dpkg-query")
 _DEBIAN_FILES = (
     *("etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d", "etc/apt/trusted.gpg.d"),
@@ -44,22 +44,22 @@ _DEBIAN_FILES = (
 )
 # Plugins that the RHEL family does not install by default.
 _DEBIAN_PLUGINS = ("expired-pgp-keys", "leaves", "local", "modulesync", "show_leaves", "system_upgrade")
-# A plugin that is a package of its own on the RHEL family; the package there brings a link to this place.
+# A plugin that has its own package in the RHEL family; that package links it to this path.
 _PLUGIN = "usr/lib/python3/dist-packages/dnf-plugins/versionlock.py"
 _PLUGIN_KEPT = "usr/share/dnf-plugins-core/versionlock.py"
 _TREES = CACHE / "trees"
-# Counts up when `_finish` changes, so that an old tree is not taken for a new one.
+# Incremented when `_finish` changes, so that old trees are rebuilt.
 _RECIPE = 1
 _RECIPE_DNF = 3
 
 
 def packages(base: Base) -> tuple[str, ...]:
-    """The packages of a base tree, beside Debian's own minimum."""
+    """Return the packages of a base tree, in addition to Debian's own minimum."""
     return (*(name for name in PACKAGES if name != "python3-apt"), *DNF) if base.dnf else PACKAGES
 
 
 def tree_path(release: str) -> Path:
-    """Where the base tree of `release` is, or will be; the name changes with what goes into it."""
+    """Return the path of `release`'s base tree, built or not; the name changes with its contents."""
     base = RELEASES[release].base
     recipe = _RECIPE_DNF if base.dnf else _RECIPE
     digest = hashlib.sha256(repr((base.name, packages(base), COMPONENTS, recipe)).encode()).hexdigest()
@@ -67,7 +67,7 @@ def tree_path(release: str) -> Path:
 
 
 def ensure_tree(release: str, mirror: str | None, say: Callable[[str], None]) -> Path:
-    """The base tree of `release`, built when it is not there, which takes about half a minute.
+    """Return the base tree of `release`; building a missing one takes about half a minute.
 
     `mirror` is the URL to build from; None: mmdebstrap's own default. Two builders wait for each other.
     """
@@ -93,28 +93,28 @@ def ensure_tree(release: str, mirror: str | None, say: Callable[[str], None]) ->
 
 
 def bases() -> Iterator[Base]:
-    """Every base once."""
+    """Yield every base once."""
     yield from dict.fromkeys(release.base for release in RELEASES.values())
 
 
 def abandon_builds() -> None:
-    """Remove what a killed builder left; a living one is left alone."""
+    """Remove the remains of killed builders; running builders are left alone."""
     for base in bases():
         with contextlib.suppress(LabError), locked(_TREES / f"{base.name}.lock", base.name):
             _abandon(base)
 
 
 def _abandon(base: Base) -> None:
-    """Stop what still works on a half-built tree (mmdebstrap leaves a gpg agent, too) and remove it."""
+    """Stop processes in a half-built tree (mmdebstrap also leaves a gpg agent), and remove it."""
     for folder in (_TREES / f"building-{base.name}", _TREES / f"tmp-{base.name}"):
-        inside = re.compile(re.escape(str(folder)) + r"(?![\w-])")  # one tree, not all whose names begin so
+        inside = re.compile(re.escape(str(folder)) + r"(?![\w-])")  # not other trees with this prefix
         strays = [pid for pid, words in process.command_lines() if any(map(inside.search, words))]
         process.stop_pids(strays, grace=15)
         remove_tree(folder)
 
 
 def mirror_of(tree: Path) -> str:
-    """The mirror `tree` was built from, as its own apt sources say; raises LabError when they name none."""
+    """Return the mirror that `tree` was built from, from its apt sources. Raises LabError without one."""
     for line in (tree / "etc/apt/sources.list").read_text().splitlines():
         for word in line.split():
             if word.startswith(("http://", "https://")):
@@ -123,7 +123,7 @@ def mirror_of(tree: Path) -> str:
 
 
 def trust_options() -> list[str]:
-    """This host's apt options about dates: behind a frozen mirror the checks are off."""
+    """Return this host's apt options about dates; behind a frozen mirror these checks are off."""
     done = attempt("apt-config", "dump", "Acquire::Check-Date", "Acquire::Check-Valid-Until")
     return [line.strip() for line in done.stdout.splitlines() if line.startswith("Acquire::Check-")]
 
@@ -147,7 +147,7 @@ def _bootstrap(folder: Path, base: Base, mirror: str | None) -> None:
 
 
 def _finish(tree: Path) -> None:
-    """What all nodes of all labs have in common."""
+    """Apply the changes that all nodes of all labs share."""
     call("chroot", tree, "useradd", "--create-home", "--shell", "/bin/bash", "--uid", str(USER_ID), USER)
     call("chroot", tree, "passwd", "--lock", "root")
     for secret in (tree / "etc/ssh").glob("ssh_host_*"):
@@ -155,20 +155,20 @@ def _finish(tree: Path) -> None:
     for name in ("etc/resolv.conf", "etc/hostname", "etc/machine-id"):
         (tree / name).unlink(missing_ok=True)
         (tree / name).touch()
-    # dpkg syncs every file to disk; a node's disk is thrown away anyway.
+    # dpkg syncs every file to disk, which is useless for a disposable disk.
     (tree / "etc/dpkg/dpkg.cfg.d/lab").write_text("force-unsafe-io\n")
     (tree / "etc/apt/apt.conf.d/10lab").write_text(
         'Acquire::Languages "none";\n' + "\n".join(trust_options()) + "\n"
     )
-    # Else every first boot rebuilds ld.so.cache, the journal catalog and the users.
+    # Otherwise every first boot rebuilds ld.so.cache, the journal catalog and the users.
     for name in ("etc/.updated", "var/.updated"):
         (tree / name).touch()
 
 
 def _leave_dnf_alone(tree: Path) -> None:
-    """Take Debian's package manager out, so that dnf and rpm are the only ones a node has.
+    """Remove Debian's package manager, so that nodes only have dnf and rpm.
 
-    What is installed is in no database then, as if somebody else had put it there: rpm knows only what dnf
+    Installed packages are in no database then, as if placed there by hand: rpm only knows those that dnf
     installs on the node.
     """
     (tree / _PLUGIN_KEPT).parent.mkdir()
@@ -183,7 +183,7 @@ def _leave_dnf_alone(tree: Path) -> None:
     for name in _DEBIAN_FILES:
         place = tree / name
         shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    # Debian's update-alternatives in the other one's place; their files begin alike.
+    # Debian's update-alternatives replaces the RHEL family's; their files begin alike.
     (tree / "var/lib/alternatives").mkdir()
     (tree / "var/lib/dpkg").mkdir()
     (tree / "var/lib/dpkg/alternatives").symlink_to("../alternatives")

@@ -1,4 +1,4 @@
-"""Burn-ins that run: how far they are, and which node or GPU stands out under load."""
+"""Burn-ins in progress: how far each is, and which node or GPU stands out under load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from boards.panels import RED, YELLOW, Column, Limits, Query, Words
 from boards.promql import NODES, count, dcgm, dcgm_rate, median
 from boards.rack import GPU_LINK, NODE_LINK, ROW_LINK, THROTTLED
 
-# A burn-in's own rule: a tenth of the clock below the peers (provision/burnin/watch.py, _SLOWER).
+# The burn-in's own rule: a tenth of the clock below its peers (provision/burnin/watch.py, _SLOWER).
 SLOWER = 0.9
 RUNNING = f"(gpuprov_burnin_running{{{NODES}}} == 1)"
 DURING = f"and on (instance) {RUNNING}"

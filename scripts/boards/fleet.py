@@ -1,4 +1,4 @@
-"""All nodes: what is wrong, where, and what to do about it."""
+"""All nodes: faults, their locations, and the actions for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One GPU over time, beside the median of its node's GPUs."""
+"""One GPU over time, compared with the median of its node's GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from boards.panels import RED, Column, Limits, Query, Words
 from boards.promql import GPU, NODE, dcgm, dcgm_rate, median
 from provision.checks.gpu.telemetry import ALARMS
 
-# The devices of findings that mean this GPU: gpu3, and pairs of it (gpu0-gpu3).
+# Devices in findings about this GPU: gpu3, and pairs with it (gpu0-gpu3).
 DEVICE = f'{NODE},device=~"(.*-)?gpu$gpu(-.*)?"'
 ANY = Limits(((1, RED),), "red from 1.")
 
@@ -37,7 +37,7 @@ def build() -> dict[str, Any]:
 
 
 def _beside(field: str, factor: str = "") -> list[Query]:
-    """This GPU, and the median of its node."""
+    """Return the queries of this GPU, and of its node's median."""
     return [
         Query(f"{dcgm(field, GPU)}{factor}", "GPU {{gpu}}"),
         Query(f"{median(dcgm(field, NODE))}{factor}", "node's median"),

@@ -1,4 +1,4 @@
-"""One node: what is wrong with it, what to do, and the measurements behind it."""
+"""One node: its faults, the actions for them, and the measurements behind them."""
 
 from __future__ import annotations
 

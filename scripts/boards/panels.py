@@ -1,4 +1,4 @@
-"""Panels and dashboards as these boards draw them: one place for colours, legends, links and layout.
+"""Builders of panels and dashboards: one place for colours, legends, links and layout.
 
 The formats are those of Grafana 10.0 (schema 38), which later versions read and migrate.
 """
@@ -27,11 +27,11 @@ UIDS = {name: f"gpuprov-{name}" for name in ("fleet", "rack", "node", "gpu", "bu
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 HERE = "${datasource:queryparam}&${__url_time_range}"
 
-# Severity, always with a word beside it. Red is for what is broken, purple for what nobody knows.
+# Severity, always next to a word. Red means broken, purple means unknown.
 GREEN, BLUE, YELLOW, PURPLE, RED, ORANGE, GREY = (
     "green", "blue", "yellow", "purple", "red", "orange", "#808080",
 )  # fmt: skip
-# Of values, the words to show and their colours.
+# Value → the text to show and its colour.
 States: TypeAlias = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 VERDICTS = {
     CODES["pass"]: ("pass", GREEN),
@@ -43,7 +43,7 @@ VERDICTS = {
     UNREACHABLE: ("unreachable", GREY),
 }
 WORDS = {text: (text, colour) for text, colour in VERDICTS.values()}  # for the label `verdict`
-LEVELS = {"fail": RED, "info": BLUE, "program": BLUE}  # of an Xid; all else needs attention
+LEVELS = {"fail": RED, "info": BLUE, "program": BLUE}  # of an Xid; all other levels need attention
 YES_NO = {0: ("no", GREEN), 1: ("yes", RED)}
 
 
@@ -57,7 +57,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Words:
-    """What a panel shows, and how to read it."""
+    """The title of a panel, and how to read it."""
 
     title: str
     healthy: str
@@ -70,7 +70,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where the colour changes, from which value on, and what says so."""
+    """The values from which on the colour changes, and the source of these limits."""
 
     steps: tuple[tuple[float, str], ...]
     source: str
@@ -81,7 +81,7 @@ SOME_UNKNOWN = Limits(((1, PURPLE),), "purple from 1: nobody knows how these nod
 
 
 def xids() -> States:
-    """The driver's error numbers in words, as the checks read them; without those that no driver uses."""
+    """Return the driver's error numbers with their texts in the checks, without unused numbers."""
     catalogue: dict[int, dict[str, Any]] = yaml.safe_load((DATA / "xid.yml").read_text(encoding="utf-8"))
     known = {
         number: (f"{number}: {entry['meaning']} ({entry['action']})", LEVELS.get(entry["level"], YELLOW))
@@ -95,7 +95,7 @@ Panel = TypeVar("Panel", bound="_AnyPanel")
 
 
 class _AnyPanel(Protocol):
-    """What all builders of panels have in common."""
+    """The interface that all builders of panels share."""
 
     def title(self: Panel, title: str) -> Panel: ...
     def description(self: Panel, description: str) -> Panel: ...
@@ -111,7 +111,7 @@ class _AnyPanel(Protocol):
 
 
 def counts(words: Words, queries: Sequence[tuple[Query, str]], *, height: int = 4) -> stat.Panel:
-    """A line of numbers, each in its own colour from 1 on: a 0 has none."""
+    """Build a line of numbers, each in its own colour from 1 on; zeros are colourless."""
     panel = _numbers(words, [query for query, _ in queries], COLUMNS, height).decimals(0)
     for query, colour in queries:
         steps = [model.Threshold(None, "transparent"), model.Threshold(1, colour)]
@@ -135,7 +135,7 @@ def number(
     width: int = 4,
     height: int = 4,
 ) -> stat.Panel:
-    """One number, or one state in words."""
+    """Build a panel of one number, or of one state as text."""
     panel = _limited(_numbers(words, [query], width, height, limits), limits).unit(unit)
     if states:
         return panel.mappings([_mapping(states)])
@@ -170,7 +170,7 @@ def graph(
     height: int = 8,
     rows: bool = True,
 ) -> lines.Panel:
-    """Lines over time; one whose name ends in `limit` or `median` is dashed.
+    """Build a graph over time; lines named `… limit` or `… median` are dashed.
 
     `colours`: of series by name. `rows`: the legend is a table with the last and the extreme values.
     """
@@ -216,13 +216,13 @@ def timeline(
     height: int = 8,
     link: str = "",
 ) -> statetimeline.Panel:
-    """States over time, a row for each series; each state has a word and a colour."""
+    """Build states over time, a row for each series; each state has a text and a colour."""
     panel = _panel(statetimeline.Panel(), words, None, width, height)
     for query, ref in _lettered(queries):
         panel.with_target(_target(query, ref).range())
     panel.mappings([_mapping(states)]).merge_values(True).show_value(options.VisibilityMode.AUTO)
     panel.row_height(0.85).fill_opacity(80).line_width(0).color_scheme(_colour("thresholds"))
-    unknown = [model.Threshold(None, YELLOW)]  # a value without a word of its own: an Xid that is new
+    unknown = [model.Threshold(None, YELLOW)]  # a value without its own text, such as a new Xid
     panel.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(unknown))
     panel.legend(
         common.VizLegendOptions()
@@ -243,9 +243,9 @@ def heat(
     height: int = 8,
     link: str = "",
 ) -> statushistory.Panel:
-    """A matrix: a row for each series, a cell for each moment, its colour the value.
+    """Build a matrix: a row for each series, a cell for each moment, coloured by the value.
 
-    `span`: the values of the coldest and the hottest colour; without it, the panel's own extremes.
+    `span`: the values of the coldest and the hottest colour; by default the panel's own extremes.
     """
     panel = _panel(statushistory.Panel(), words, None, width, height)
     panel.with_target(_target(query, "A").range())
@@ -264,7 +264,7 @@ def heat(
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the label or `Value #A` it shows, its heading, and how."""
+    """A column of a table: the label or `Value #A` that it shows, its heading, and its format."""
 
     field: str
     heading: str
@@ -286,7 +286,7 @@ def table(
     width: int = COLUMNS,
     height: int = 9,
 ) -> tables.Panel:
-    """The present state as rows, ordered by the column `order`; labels that no column names are left out."""
+    """Build a table of the present state, sorted by the column `order`; other labels are left out."""
     limits = next((column.limits for column in columns if column.limits), None)
     panel = _panel(tables.Panel(), words, limits, width, height)
     for query, ref in _lettered(queries):
@@ -389,7 +389,7 @@ def _linked(panel: Panel, title: str, url: str) -> Panel:
 
 
 def link_to(board: str, **variables: str) -> str:
-    """The address of another dashboard with these variables, the same data source and time."""
+    """Return the address of another dashboard with these variables, the same data source and time."""
     chosen = "".join(f"&var-{name}={value}" for name, value in variables.items())
     return f"/d/{UIDS[board]}?{HERE}{chosen}"
 
@@ -398,9 +398,9 @@ def link_to(board: str, **variables: str) -> str:
 
 
 def variable(name: str, label: str, values: str, *, several: bool = False, every: bool = False) -> Any:
-    """A variable whose values come from Prometheus: `label_values(METRIC, LABEL)`.
+    """Build a variable with values from Prometheus: `label_values(METRIC, LABEL)`.
 
-    `every`: with All, which is chosen at first and also means targets without that label.
+    `every`: adds All, the initial choice, which also matches targets without that label.
     """
     query: dict[str, object] = {"query": values, "refId": f"variable-{name}"}
     made = (
@@ -419,7 +419,7 @@ def variable(name: str, label: str, values: str, *, several: bool = False, every
 
 
 def racks(*, single: bool = False) -> list[Any]:
-    """The variables rack and SKU, of all targets, reachable or not."""
+    """Build the variables rack and SKU, of all targets, reachable or not."""
     return [
         variable("rack", "Rack", 'label_values(up{job="node"}, rack)', several=not single, every=True),
         variable("sku", "SKU", 'label_values(up{job="node",rack=~"$rack"}, sku)', several=True, every=True),
@@ -427,7 +427,7 @@ def racks(*, single: bool = False) -> list[Any]:
 
 
 def instances(*, several: bool) -> Any:
-    """The variable node, of the chosen racks and SKUs."""
+    """Build the variable node, of the chosen racks and SKUs."""
     values = 'label_values(up{job="node",rack=~"$rack",sku=~"$sku"}, instance)'
     return variable("instance", "Node", values, several=several, every=several)
 
@@ -440,7 +440,7 @@ def board(
     rows: Mapping[str, Sequence[Any]],
     since: str,
 ) -> dict[str, Any]:
-    """A dashboard as Grafana imports it. `rows`: heading → panels, in lines of 24 columns."""
+    """Build a dashboard for import by Grafana. `rows`: heading → panels, in lines of 24 columns."""
     made = (
         dashboard.Dashboard(title)
         .uid(UIDS[name])
@@ -472,5 +472,5 @@ def board(
     for place, panel in enumerate(built.panels or [], start=1):
         panel.id_val = place
     found = built.to_json()
-    del found["style"]  # the reader's own
+    del found["style"]  # leaves the style to the reader
     return found

@@ -67,8 +67,7 @@ def through_cards(node, gpus: list):
     """Return the bus bandwidth in GB/s of an all-reduce over RDMA cards, None if none is up.
 
     Each GPU sends through the card next to it; a ring is as fast as its slowest member. Behind PCIe 4.0
-    sending and receiving slow each other down (azurehpc-health-checks requires 18 of 25 GB/s of an A100
-    node).
+    sending and receiving slow each other down (azurehpc-health-checks requires 18 of 25 GB/s of A100 nodes).
     """
     cards = [card for card in nics.working(node) if card["board"] != "storage"]
     up = [card for card in cards if nics.link_of(node, card)[0].startswith("4")]

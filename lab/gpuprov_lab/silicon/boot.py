@@ -1,4 +1,4 @@
-"""Boot actions of kernel and udev: a new log, the modules the hardware requests, those listed by name."""
+"""Boot actions of kernel and udev: a new log, modules for the hardware, modules listed by name."""
 
 import platform
 from pathlib import Path
@@ -29,7 +29,7 @@ def boot(node, arguments: list) -> int:
     kernel_log.append(node.folder, _kernel_lines(node), at=0.0)
     settings = Settings(node.root)
     for name in _wanted(node, settings):
-        # If one of NVIDIA's modules failed, those that depend on it fail as well.
+        # If one of NVIDIA's modules failed, its dependents fail as well.
         if not _try(node, name) and name in modprobe.NVIDIA:
             break
     for name in _listed(node.root):

@@ -62,6 +62,6 @@ def reset(node) -> None:
 
 
 def cpuinfo() -> str:
-    """Return this machine's /proc/cpuinfo as on bare metal, since a server with eight GPUs is not a guest."""
+    """Return this machine's /proc/cpuinfo as on bare metal; a server with eight GPUs is not a guest."""
     text = Path("/proc/cpuinfo").read_text(errors="replace")
     return text.replace(" hypervisor ", " ")

@@ -1,4 +1,4 @@
-"""Daemons, for services whose units wait for the first process to exit (Type=forking)."""
+"""Daemons, for systemd units that wait for the first process to exit (Type=forking)."""
 
 import os
 import signal

@@ -62,7 +62,7 @@ def harmless(numbers: tuple) -> tuple:
 
 
 def confine(node) -> None:
-    """Restrict a program in a container to the GPUs whose device files the container was given.
+    """Restrict a program in a container to the GPUs with device files in the container.
 
     A container is recognised by its own /proc, which lacks the simulated entries.
     """

@@ -92,9 +92,8 @@ def _write_blocks(node, folder: Path) -> None:
 
 
 def _write_own_memory(node, folder: Path) -> None:
-    """Write the memory controllers of accelerators that are also CPUs.
-    amd64_edac has a controller for each socket and counts deferred errors as uncorrected; there are no
-    modules."""
+    """Write the memory controllers of accelerators that are also CPUs, without modules.
+    amd64_edac has a controller for each socket, and counts deferred errors as uncorrected."""
     for gpu in node.gpus:
         counts = {"ce": 0, "ue": 0}
         for fault in node.faults:

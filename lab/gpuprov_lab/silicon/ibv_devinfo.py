@@ -1,4 +1,4 @@
-"""ibv_devinfo of rdma-core (libibverbs/examples/devinfo.c), which prints libibverbs' data of each device."""
+"""ibv_devinfo of rdma-core (libibverbs/examples/devinfo.c), which prints data of each device."""
 
 import nics
 

@@ -11,7 +11,7 @@ LINE = re.compile(r"\[ *(\d+\.\d+)\] (.*)")
 
 
 def begin(folder: Path) -> None:
-    """Begin a new boot: an empty log whose clock starts now."""
+    """Begin a new boot: an empty log with a clock that starts now."""
     (folder / "boot_time").write_text(f"{time.time():.6f}\n")
     (folder / "kmsg").write_text("")
 

@@ -43,7 +43,7 @@ def wait(node, seconds: float) -> bool:
 
 
 def strike(node) -> bool:
-    """Activate the faults whose onset the load has reached; True if any. They stay until cleared."""
+    """Activate faults at their onset during the load; True if any. They stay until cleared."""
     if node.loaded_since is None:
         return False
     elapsed = (time.time() - node.loaded_since) * node.speed
@@ -83,8 +83,7 @@ def _locked(node, settings: dict) -> float:
 
 def sharers(node, slot: int) -> int:
     """Return the number of programs that share this GPU, including the current one.
-    Contexts take turns, and each gets its share of the time (CUDA C++ Programming Guide, "Multi-Process
-    Service": time-sliced without MPS).
+    Contexts take turns (CUDA C++ Programming Guide, "Multi-Process Service": time-sliced without MPS).
     """
     own = (node.folder / "run" / f"load.{os.getpid()}").name
     others = 0

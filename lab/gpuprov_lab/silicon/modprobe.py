@@ -1,4 +1,4 @@
-"""modprobe and rmmod for a node that shares the host's kernel: NVIDIA's and AMD's modules are simulated."""
+"""modprobe and rmmod for a node on the host's kernel, with simulated modules of NVIDIA and AMD."""
 
 import os
 import platform

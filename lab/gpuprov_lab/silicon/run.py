@@ -1,4 +1,5 @@
-"""Runs one simulated tool: `run.py TOOL ARGS…`; `new`, `fault`, `mounts` and `boot` are the lab's own.
+"""Runs one simulated tool: `run.py TOOL ARGS…`; `new`, `fault`, `mounts`, `boot` are the lab's own.
+
 Exit statuses are the real tools'; 2 with one line on stderr for an invalid request to the lab itself.
 """
 

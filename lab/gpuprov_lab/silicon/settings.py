@@ -1,4 +1,5 @@
 """Settings of the GPUs made with nvidia-smi, and how long each lasts.
+
 inforom.json is the GPUs' own memory, which survives reboots: ECC mode, and on Ampere MIG mode.
 run/settings.json is the driver's memory, lost at boot: MIG instances, since Hopper the MIG mode, and, as long
 as persistence mode keeps the driver's state, power limit, clocks and compute mode.

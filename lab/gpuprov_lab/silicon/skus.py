@@ -1,4 +1,5 @@
 """The lab's SKUs: their identity, wiring, and the measurements of healthy hardware.
+
 Sources: PCI ids from the open-gpu-kernel-modules README 595.45.04; memory as reported by nvidia-smi; power,
 clocks and links from NVIDIA's datasheets; bandwidths from public measurements (nvbandwidth README, Azure
 azurehpc-health-checks, stas00/ml-engineering); burn rates (Gflop/s) are merely plausible.
@@ -251,8 +252,8 @@ SKUS = {
     },
 }
 
-# A compute tray of an NVL72 rack. Its GPUs are B200s with more power, two to a Grace CPU over NVLink C2C,
-# whose rate is merely plausible.
+# A compute tray of an NVL72 rack. Its GPUs are B200s with more power, two to a Grace CPU over NVLink C2C;
+# its rate is merely plausible.
 SKUS["gb200"] = dict(
     SKUS["b200"],
     name="NVIDIA GB200",

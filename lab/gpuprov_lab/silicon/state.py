@@ -1,4 +1,5 @@
 """A node's simulated hardware in the tools' view: state.json, loaded modules, running programs.
+
 The folder is /var/lib/silicon on a node (SILICON_STATE elsewhere). Files of the node itself, such as
 libraries and kernel modules, lie under SILICON_ROOT (default /).
 """
@@ -33,9 +34,8 @@ def folder_from_environment() -> Path:
 
 
 class Node:
-    """One node.
-    `sku`: its entry in SKUS; `vendor`: its GPUs' vendor (`nvidia` or `amd`); `faults`: the active faults;
-    `run_number`: differs for each run of a tool."""
+    """One node. `sku`: its entry in SKUS; `vendor`: its GPUs' vendor, `nvidia` or `amd`.
+    `faults`: the active faults; `run_number`: differs for each run of a tool."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,8 +129,7 @@ class Node:
         return [gpu for gpu in self.present() if not self.lost(gpu) and not self.silent(gpu)]
 
     def linked(self, a: int, b: int) -> int:
-        """Return the number of NVLinks between two GPUs, by slot; a switch connects all by all their links.
-"""
+        """Return the number of NVLinks between two GPUs, by slot; a switch connects all with all links."""
         if not self.sku["links"] or a == b:
             return 0
         if self.fault("pair_disabled", a=min(a, b), b=max(a, b)):

@@ -1,6 +1,6 @@
-"""The kernel's view of the hardware: sys/bus/pci/devices, sys/module, proc/modules, proc/driver/nvidia.
-The state's folders are mounted over the node's own, and proc_modules over a file, so it is rewritten in
-place.
+"""The kernel's files about the hardware: PCI devices, sys/module, proc/modules, proc/driver/nvidia.
+
+The state's folders are mounted over the node's, and proc_modules over a file, so it is rewritten in place.
 """
 
 import shutil
@@ -243,7 +243,7 @@ def write_driver(node, version: str, flavour: str) -> None:
 
 
 def version_text(version: str, flavour: str) -> str:
-    """Return /proc/driver/nvidia/version, whose first line differs between the two kinds of module."""
+    """Return /proc/driver/nvidia/version; its first line differs between the two kinds of module."""
     made = 1735689600 + int(noise.fraction("built", version) * 40000000)
     built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(made))
     if flavour == "open":

@@ -1,4 +1,4 @@
-"""What a GPU's sensors and counters say right now, for every form in which nvidia-smi prints it."""
+"""Current readings of a GPU's sensors and counters, for every output form of nvidia-smi."""
 
 import math
 import time
@@ -15,13 +15,13 @@ HEATING_SECONDS = 25.0
 
 
 def cuda_version(driver: str) -> str:
-    """The newest CUDA a driver runs (CUDA toolkit release notes)."""
+    """Return the newest CUDA version that a driver supports (CUDA toolkit release notes)."""
     branch = int(driver.split(".")[0])
     return next((cuda for known, cuda in reversed(CUDA) if branch >= known), "10.2")
 
 
 class Moment:
-    """What the readings of all GPUs have in common: it is read once for them."""
+    """Data shared by the readings of all GPUs, which is read only once."""
 
     def __init__(self, node) -> None:
         self.loads = node.loads()
@@ -30,7 +30,7 @@ class Moment:
 
 
 def read(node, gpu, index: int, moment: Moment) -> dict:
-    """Everything about one GPU: numbers without units, booleans, and texts such as the fabric state."""
+    """Read everything about one GPU: numbers without units, booleans, texts such as the fabric state."""
     slot, sku = gpu["slot"], node.sku
     load = moment.loads.get(slot)
     throttle = node.fault("throttle", gpu=slot) if load else None
@@ -62,7 +62,7 @@ def read(node, gpu, index: int, moment: Moment) -> dict:
 
 
 def _left_on_it(node, slot: int) -> dict:
-    """Processes that are no load of ours: [(pid, type, name, MiB)]."""
+    """Return processes other than the lab's loads: [(pid, type, name, MiB)]."""
     found = [
         (one["pid"], "C", one["name"], one["mib"])
         for one in node.faults
@@ -73,7 +73,7 @@ def _left_on_it(node, slot: int) -> dict:
 
 
 def _changed(node, slot: int, values: dict) -> None:
-    """What somebody did to this GPU, or the site to all of them."""
+    """Apply settings that were changed on this GPU, or by the site on all of them."""
     settings = values["settings"]
     cap = node.fault("power_limit", gpu=slot) or node.fault("power_cap_site")
     if cap:
@@ -116,14 +116,14 @@ def _heat(node, gpu, load, throttle, settings) -> dict:
 
 
 def capped(node, settings: dict) -> float:
-    """What a lowered power limit leaves of the clock: power goes with about the third power of it."""
+    """Return the fraction of the clock under a lowered limit: power grows with about its third power."""
     return (settings["power"] / float(node.sku["power"])) ** (1 / 3.0)
 
 
 def _sensors(sku, temperature: float, power: float, clock: int, throttled) -> dict:
     return {
         "temperature": round(temperature),
-        # GDDR6 has no sensor that the driver shows: 595 printed N/A of an L40S.
+        # The driver shows no sensor of GDDR6: 595 printed N/A for an L40S.
         "memory_temperature": None if sku["architecture"] == "Ada Lovelace" else round(temperature) + 3,
         "tlimit": sku["temp_max"] - round(temperature),
         "power": power,
@@ -145,7 +145,7 @@ def _link(node, slot: int, load) -> dict:
     return {
         "width": min(node.given("pcie_width", "width", lanes, gpu=slot), lanes),
         "width_max": lanes,
-        # An idle link saves power: it says generation 1 until something uses it.
+        # An idle link saves power: it reports generation 1 until it is used.
         "generation": under_load if load else 1,
         "replays": replays,
     }
@@ -171,7 +171,7 @@ def _errors(node, slot: int) -> dict:
 
 
 def _fabric(node, slot: int, ready: bool) -> tuple:
-    """(state, status) of the NVLink fabric."""
+    """Return the (state, status) of the NVLink fabric."""
     # Ampere has no fabric state, whatever fabric manager does (A100-SXM4 on 535 in telegraf's samples).
     if not node.sku["fabric"] or node.sku["architecture"] == "Ampere":
         return "N/A", "N/A"
@@ -182,7 +182,7 @@ def _fabric(node, slot: int, ready: bool) -> tuple:
 
 
 def _recovery(node, slot: int, pending: bool) -> str:
-    """The recovery action, in the words of NVIDIA's "Error Recovery and Response Flags"."""
+    """Return the recovery action in the terms of NVIDIA's "Error Recovery and Response Flags"."""
     requested = node.given("recovery_action", "action", "Reset" if pending else "None", gpu=slot)
     driver = node.driver()
     # Driver 595 was the first to have it (ctrl2080gpu.h of the open driver).
@@ -195,7 +195,7 @@ _NO_DOMAIN = "00000000-0000-0000-0000-000000000000", 0
 
 
 def _domain(node) -> tuple:
-    """(ClusterUUID, CliqueId): zeros except on trays of an NVL72 (leptonai/gpud issue 1106).
+    """Return (ClusterUUID, CliqueId): zeros except on trays of an NVL72 (leptonai/gpud issue 1106).
 
     Each rack has a ClusterUUID; the clique number is the same in all (meta-pytorch/torchcomms issue 3612)."""
     wrong = node.given("nvlink_domain", "what", "")

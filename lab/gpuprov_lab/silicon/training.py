@@ -1,9 +1,9 @@
-"""A Python that has torch, as far as one program for it goes: the training that says what overlap costs.
+"""A Python with torch, limited to one program: the training that measures the cost of overlap.
 
-What that program prints is in its own head, provision/node/ddp_scaling.py; what torch says when CUDA does not
-start, in pytorch/pytorch (c10/cuda, torch/cuda/__init__.py). How long things take: multiplications by the
-GPU's rate (bf16 is about twice TF32), sums by the bus bandwidth of an all-reduce; NCCL's kernels take some of
-the multiprocessors while they run.
+The program's output is defined in provision/node/ddp_scaling.py, torch's errors when CUDA does not start in
+pytorch/pytorch (c10/cuda, torch/cuda/__init__.py). Durations: multiplications by the GPU's rate (bf16 is
+about twice TF32), sums by the bus bandwidth of an all-reduce; NCCL's kernels occupy some of the
+multiprocessors while they run.
 """
 
 import json
@@ -24,7 +24,7 @@ TAKEN = 0.12  # of the multiprocessors, by NCCL's kernels
 
 
 def python3(node, arguments: list) -> int:
-    """The interpreter; returns the program's exit status."""
+    """Run the interpreter and return the program's exit status."""
     text = arguments[arguments.index("-c") + 1] if "-c" in arguments[:-1] else ""
     if "torch" not in text:
         print("python3: only a training with torch is simulated", file=sys.stderr)
@@ -32,7 +32,7 @@ def python3(node, arguments: list) -> int:
     words = arguments[arguments.index("-c") + 2 :]
     given = {words[at]: words[at + 1] for at in range(0, len(words) - 1, 2)}
     ranks, shape = int(given.get("--ranks", 1)), {name: int(given.get(name, SHAPE[name])) for name in SHAPE}
-    wait(node, 12.0)  # until torch is loaded everywhere
+    wait(node, 12.0)  # until torch is loaded by all ranks
     gpus, problem = cuda.devices(node), _problem(node)
     if not problem and len(gpus) != ranks:
         problem = f"RuntimeError: torch sees {len(gpus)} GPUs instead of {ranks}"
@@ -50,7 +50,7 @@ def python3(node, arguments: list) -> int:
 
 
 def _problem(node) -> str:
-    """What torch.cuda.init() raises, empty when it does not."""
+    """Return the error of torch.cuda.init(), or ""."""
     number = cuda.error(node)
     if not cuda.library_version(node, "libcuda.so.1") or (number == 100 and node.driver() is None):
         return (
@@ -77,7 +77,7 @@ class Training:
         self.work = 6.0 * shape["--layers"] * shape["--hidden"] ** 2 * shape["--rows"]
 
     def run(self) -> None:
-        """Let the time of each phase pass, and print it."""
+        """Let each phase's time pass and print its results."""
         wait(self.node, len(self.gpus) * (SECONDS / 3 + 0.3))
         alone = self._compute("alone")
         self._tell("alone", [one * (1.0 + UPDATE) for one in alone], alone, SECONDS / 3)
@@ -92,7 +92,7 @@ class Training:
         self._ddp()
 
     def _compute(self, phase: str) -> list:
-        """Until each GPU has its gradients."""
+        """Return the time until each GPU has its gradients."""
         rate = self.node.sku["burn"]["tensor"] * 1e9 * BF16
         return [
             1e3
@@ -103,14 +103,14 @@ class Training:
         ]
 
     def _sums(self, rank: int) -> float:
-        """All messages of a step, one after the other."""
+        """Return the time of all messages of a step, one after another."""
         ranks, nvls = len(self.gpus), self.node.sku["architecture"] in ("Hopper", "Blackwell")
         best = bandwidth.collective(self.node, self.gpus, "all_reduce", nvls or not self.node.sku["fabric"])
         took = self.message * 2.0 * (ranks - 1) / ranks / (best * 0.85e9) + self.layers * 30e-6
         return 1e3 * took * noise.jitter(self.node, "training sums", rank, 0.002)
 
     def _beside(self, phase: str) -> list:
-        """Of each GPU, the time to its gradients without messages, and its pace beside them."""
+        """Return for each GPU its time to the gradients without messages, and its pace during messages."""
         found = []
         for gpu, free in zip(self.gpus, self._compute(phase)):  # noqa: B905 (strict came with 3.10)
             pace = (1.0 - TAKEN) * self.node.factor("overlap_slow", gpu=gpu["slot"])
@@ -118,23 +118,23 @@ class Training:
         return found
 
     def _overlapped(self) -> None:
-        """Messages all the time."""
+        """Run the phase with continuous messages."""
         computed = [free / pace for free, pace in self._beside("overlapped")]
         rounds = math.ceil(1.25 * self._compute("together")[0] / self._sums(0))
         self._tell("overlapped", self._common(max(max(computed), rounds * self._sums(0))), computed)
 
     def _ddp(self) -> None:
-        """Messages from the first gradient on, which comes after a third of the time."""
+        """Run the phase with messages from the first gradient on, after a third of the time."""
         sums, computed = self._sums(0), []
         for free, pace in self._beside("ddp"):
             during = min(2.0 / 3.0 * free, sums * pace)
             computed.append(free - during + during / pace)
         slowest = max(computed)
-        # What is computed last is sent last; or the links have been busy ever since.
+        # The last gradient is sent last, or the links have been busy since the first one.
         self._tell("ddp", self._common(max(slowest + sums / self.layers, slowest / 3.0 + sums)))
 
     def _common(self, computed: float) -> list:
-        """A step that all GPUs end together."""
+        """Return the duration of a step that all GPUs end together."""
         step = computed * (1.0 + UPDATE)
         return [
             step * noise.jitter(self.node, "training step", rank, 0.001) for rank in range(len(self.gpus))

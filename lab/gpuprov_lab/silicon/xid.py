@@ -1,11 +1,11 @@
-"""The kernel lines that faults leave: the driver writes them when it is loaded, or when the fault happens."""
+"""Kernel lines of faults, which the driver writes when it is loaded or when the fault strikes."""
 
 import time
 
 import kernel_log
 from amd import driver_log
 
-# Usual words after `Xid (PCI:…): N, `; {bus} is the GPU, {pid} some process.
+# Typical text after `Xid (PCI:…): N, `; {bus} is the GPU, {pid} some process.
 TEXTS = {
     13: "pid={pid}, name=python, Graphics Exception: ESR 0x504730=0x108000e 0x504734=0x24 "
     "0x504728=0x4c1eb72 0x50472c=0x174",
@@ -38,10 +38,10 @@ OF_FAULT = {"gpu_off_bus": 79, "ecc_uncorrectable": 48, "row_remap_pending": 63,
 
 
 def line(gpu, code: int, text: str = "", instance: str = "") -> str:
-    """One Xid line of a GPU, or of a MIG instance of it; a usual text when none is given.
+    """Render an Xid line of a GPU or one of its MIG instances, by default with a typical text.
 
     The head is `Xid (PCI:%04x:%02x:%02x GPU-I:%02u GPU-CI:%02u)` in krcReportXid of NVIDIA's open driver
-    (src/nvidia/src/kernel/gpu/rc/kernel_rc.c), without what does not apply.
+    (src/nvidia/src/kernel/gpu/rc/kernel_rc.c), without inapplicable parts.
     """
     where = " ".join([gpu["address"].rpartition(".")[0], *instance.split()])
     words = text or TEXTS.get(code, "pid='<unknown>', name=<unknown>, ")
@@ -49,43 +49,43 @@ def line(gpu, code: int, text: str = "", instance: str = "") -> str:
 
 
 def major(node) -> int:
-    """The first number of the loaded driver's version, 0 without one."""
+    """Return the first number of the loaded driver's version, 0 without one."""
     driver = node.driver()
     return int(driver[0].split(".")[0]) if driver else 0
 
 
 def requested(node, action: int) -> str:
-    """The driver's words for its recovery action, which changed with 610."""
+    """Return the driver's text for its recovery action, which changed with 610."""
     words = RECOVERY[action][major(node) >= 610]
     return f"GPU recovery action changed from 0x0 (None) to {action:#x} ({words})"
 
 
 def _text(node, fault: dict) -> str:
-    """The words of a single Xid, where they are chosen or depend on the driver."""
+    """Return the text of a single Xid if it was chosen or depends on the driver."""
     return fault["text"] or (requested(node, 1) if fault["code"] == 154 else "")
 
 
 def _incident(node, fault: dict) -> list:
-    """A root cause and its train: channels cleaned up, a row remapped, the driver's verdict."""
+    """Return a root cause and its consequences: channels cleaned up, a row remapped, the recovery action."""
     gpu, code = node.gpus[fault["gpu"]], fault["code"]
     train = [code, 63, 94, 45, 154] if code in (48, 95) else [code, 13, 43, 45]
     if code == 79:
         train = [79, 119, 45, 154]
     words = {154: requested(node, 2 if code == 79 else 1)}
-    if major(node) >= 570:  # from 570.124.04 on, kernel_rc.c 376 to 381
+    if major(node) >= 570:  # since 570.124.04, kernel_rc.c 376 to 381
         words[45] = f"{TEXTS[45]} caused by previous Xid {code}"
     return [line(gpu, one, words.get(one, "")) for one in train]
 
 
 def _storm(node, code: int) -> list:
-    """Every GPU's links at once, and the switch they share."""
+    """Return the errors of every GPU's links at once, and of the switch that they share."""
     switch = "nvidia-nvswitch0: SXid (PCI:0000:e8:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     lost = [line(gpu, code) for gpu in node.usable()]
     return [*lost, switch] if node.sku["switches"] else lost
 
 
 def _corrected(node, gpu) -> list:
-    """What the kernel's AER driver writes of one corrected error."""
+    """Return the lines of the kernel's AER driver about one corrected error."""
     where = gpu["address"]
     driver, maker = ("amdgpu", "1002") if node.vendor == "amd" else ("nvidia", "10de")
     return [
@@ -97,7 +97,7 @@ def _corrected(node, gpu) -> list:
 
 
 def _refused(node, gpu) -> list:
-    """What the driver writes of a GPU whose registers read as ones: one message of three lines (osapi.c)."""
+    """Return the driver's message about a GPU with registers that read as ones: three lines (osapi.c)."""
     address = gpu["address"]
     return [
         f"NVRM: The NVIDIA GPU {address}\\x0a"
@@ -108,7 +108,7 @@ def _refused(node, gpu) -> list:
 
 
 def lines(node, fault: dict) -> list:
-    """What the driver writes about one fault; nothing for those it does not notice."""
+    """Return the driver's lines about one fault; empty for faults that it does not notice."""
     name = fault["id"]
     if name == "xid_incident":
         return _incident(node, fault)
@@ -139,7 +139,7 @@ def lines(node, fault: dict) -> list:
 
 
 def _introduced(node, said: list) -> list:
-    """Before the first Xid of a GPU since the boot the driver says which GPU it is."""
+    """Insert the lines that identify a GPU before its first Xid since boot."""
     known = {text for _, text in kernel_log.read(node.folder)}
     found = []
     for text in said:
@@ -156,7 +156,7 @@ def _introduced(node, said: list) -> list:
 
 
 def _report_aer(node, fault: dict) -> None:
-    """Spread over the last minute, or one each ten minutes; a minute of the log is as long as one of ours."""
+    """Log the errors spread over the last minute, or one every ten minutes, in real time."""
     now = max(0.0, time.time() - kernel_log.boot_time(node.folder))
     apart = 60.0 / fault["count"] if fault["id"] == "aer_storm" else 600.0
     for number in range(min(fault["count"], 500)):
@@ -164,7 +164,7 @@ def _report_aer(node, fault: dict) -> None:
 
 
 def report(node, faults) -> None:
-    """Write the lines of these faults to the kernel log, if a driver is there to notice them."""
+    """Write the lines of these faults to the kernel log if a driver is loaded to notice them."""
     if node.driver() is None and not node.loaded("amdgpu"):
         return
     for fault in faults:

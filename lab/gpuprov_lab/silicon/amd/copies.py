@@ -39,8 +39,7 @@ def peer(node, one, other, kind: str) -> float:
 def two_way(node, one, other) -> float:
     """Return the sum of both copies of a pair at once, in GB/s.
 
-    AMD's pairs reach 0.953 of twice the one-way rate; a public run of eight MI350X has 79 instead of 109
-    once.
+    AMD's pairs reach 0.953 of twice one way; a public run of eight MI350X has 79 instead of 109 once.
     """
     a, b = sorted([one["slot"], other["slot"]])
     once = node.fault("two_way_once", a=a, b=b) and one["slot"] == a
@@ -50,8 +49,8 @@ def two_way(node, one, other) -> float:
 
 def together(node, one, other) -> float:
     """Return GB/s of one copy while every GPU copies to all others.
-    AMD's healthy MI300X reach 28.6 to 43.7, on average 35.8 of 48.4; a public run of eight MI350X 50.7 to
-    53.4 of 57.5."""
+    AMD's healthy MI300X: 28.6 to 43.7, mean 35.8 of 48.4; a public run of eight MI350X: 50.7 to 53.4 of 57.5.
+    """
     usual, apart = (0.74, 0.3) if node.sku["architecture"] == "cdna3" else (0.89, 0.04)
     share = usual + apart * (noise.fraction(node.seed, "together", one["slot"], other["slot"]) - 0.5)
     return peer(node, one, other, "write") * share * node.factor("all_to_all_slow")

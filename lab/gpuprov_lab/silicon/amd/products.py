@@ -5,9 +5,7 @@ in public reports, for an MI300A as in the manual of amd-smi (`amd-smi static`);
 AMD's white paper of CDNA 3; the addresses from AMD's NIC to GPU mapping (MI300X), from a node of Frontier
 (MI250X), whose `links` between GPUs are those of its rows in xgmi_num_links, and from AMD's guide to
 accepting systems (ROCm/system-acceptance-docs, docs/gpus), where MI210 cards are joined in fours, and which
-has the rates that copies and collectives of each must reach; healthy ones are a few percent above it. More on
-rates: copies.py.
-
+has the least rates of copies and collectives; healthy ones are a few percent above. More on rates: copies.py.
 Temperatures, power and clocks are merely plausible; so are board numbers, the wiring between the modules of
 an MI250, copies within memory except the MI300X's, and `gemm`, the rate of multiplication in Gflop/s of bf16:
 AMD's validation suite requires at least 581,000 of an MI300X, 669,000 of an MI325X.
@@ -27,7 +25,7 @@ _BETWEEN = {(0, 6): 2, (2, 4): 2, (0, 2): 1, (1, 3): 1, (1, 5): 1, (3, 7): 1, (5
 # MI250: each module has one link of each of its dies to each other module.
 _ALL_TO_ALL = {(a, b): 1 for a in range(8) for b in range(a + 1, 8) if a // 2 != b // 2 and a % 2 == b % 2}
 
-# GB/s of pairs without a direct link whose routes are faster than others.
+# GB/s of pairs without a direct link that have faster routes than others.
 _FAR = {(0, 7): 39.9, (1, 6): 40.0, (2, 5): 40.1, (3, 4): 39.8, (1, 7): 36.0, (3, 5): 35.8}
 
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie_bif", "hdp", "xgmi_wafl")
@@ -253,4 +251,4 @@ PRODUCTS["mi210"] = dict(
 for _one in PRODUCTS.values():
     # Keys that the rest of the simulator needs of any GPU; NVLinks, NVSwitches and fabric are NVIDIA's.
     _one.update(vendor="amd", links=0, fabric=None, switches=[], busbw={}, memory=_one["vram_mib"])
-    _one.setdefault("ras", BLOCKS)  # the blocks whose errors the driver counts
+    _one.setdefault("ras", BLOCKS)  # the blocks with error counters in the driver

@@ -152,7 +152,7 @@ def accumulated(node, gpu, violations: dict) -> dict:
 
 
 def second(node, gpu) -> bool:
-    """Whether the GPU is the second die of a module, whose power is reported by the first."""
+    """Whether the GPU is the second die of a module; the first one reports the power of both."""
     return bool(gpu["slot"] % node.sku.get("dies", 1))
 
 
@@ -162,7 +162,7 @@ def power_limit(node, gpu) -> int:
 
 
 def _limit(node, slot: int) -> int:
-    """Return the effective limit in W of the GPU in this slot; a limit that was set applies to its module."""
+    """Return the effective limit in W of the GPU in this slot; a set limit applies to the whole module."""
     cap = node.fault("power_limit", gpu=slot) or node.fault("power_cap_site")
     usual = round(node.sku["power"] * cap["percent"] / 100.0) if cap else node.sku["power"]
     return power_caps(node).get(slot - slot % node.sku.get("dies", 1), usual)

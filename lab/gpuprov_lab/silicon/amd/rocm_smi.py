@@ -1,4 +1,4 @@
-"""rocm-smi, AMD's older program, limited to what is still in use: identity and memory, as JSON.
+"""rocm-smi, AMD's older program, limited to options still in use: identity and memory, as JSON.
 
 Its keys are sentences, after ROCm/legacy-rocm-build issue 4750 (MI300X, ROCm 6.4).
 """

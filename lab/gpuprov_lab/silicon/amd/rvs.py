@@ -141,8 +141,7 @@ _TESTS = (
 
 
 def _mem(node, gpus: list, action: dict, say: "_Log", level: int) -> None:
-    """Run the memory tests, whose lines name no GPU.
-    Test 1 always passes; another failing test prints nothing in place of PASS."""
+    """Run the memory tests; no line names a GPU, test 1 always passes, and other failures print no PASS."""
     for gpu in gpus:
         wrong = node.given("memory_pattern", "test", 0, gpu=gpu["slot"])
         for index, begin in enumerate(_TESTS, 1):
@@ -169,7 +168,7 @@ def _number(node, gpu) -> int:
 
 
 class _Log:
-    """A log whose lines start with the uptime; its microseconds are not zero-padded."""
+    """A log with the uptime in each line; its microseconds are not zero-padded."""
 
     def __init__(self, node) -> None:
         self.began = 40_000 + 3600 * noise.fraction(node.seed, node.name, "uptime", node.run_number)

@@ -1,4 +1,4 @@
-"""amd-smi: version, list, static, metric, topology, xgmi, bad-pages, process and set, as text or as JSON.
+"""amd-smi: version, list, static, metric, topology, xgmi, bad-pages, process, set; text or JSON.
 
 Forms: amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi (ROCm 6.2 and 6.3), its CHANGELOG (throttling reasons),
 projects/amdsmi of ROCm/rocm-systems (7.1 and newer), `amd-smi static` of an MI210 in the tests of

@@ -3,7 +3,7 @@
 from amd import readings
 from amd.smi_values import unit
 
-BY_GPU = (7, 1)  # the first release whose `xgmi -l` lists the states of links by GPU
+BY_GPU = (7, 1)  # since this release `xgmi -l` lists the states of links by GPU
 
 
 def topology(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands

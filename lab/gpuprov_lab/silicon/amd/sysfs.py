@@ -223,7 +223,7 @@ def _write_counters(node, gpu, place: Path) -> None:
 
 
 def _write_cards(node, taken: list) -> None:
-    """Write the graphics driver's devices, by whose cards AMD's programs identify a GPU."""
+    """Write the graphics driver's devices; AMD's programs identify a GPU by its card."""
     top = node.folder / DRM
     top.mkdir(parents=True, exist_ok=True)
     for known in list(top.iterdir()):  # the folder itself is mounted elsewhere

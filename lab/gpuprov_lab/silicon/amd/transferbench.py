@@ -1,9 +1,8 @@
 """TransferBench: the list of devices, the preset p2p in one or both directions, and a2a.
 
 Forms: src/TransferBench.cpp of ROCm/TransferBench at v1.52 (RunPeerToPeerBenchmarks, DisplayTopology,
-RunAllToAllBenchmark), and of its newer releases src/client/Presets/PeerToPeer.hpp and
-src/client/Topology.hpp, which print the same matrix and another list; AMD's outputs of eight MI300X and eight
-MI350X.
+RunAllToAllBenchmark), and of newer releases Topology.hpp and Presets/PeerToPeer.hpp in src/client, which
+print the same matrix and another list; AMD's outputs of eight MI300X and eight MI350X.
 """
 
 import os

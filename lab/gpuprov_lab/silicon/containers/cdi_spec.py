@@ -1,4 +1,4 @@
-"""The CDI specification that nvidia-ctk writes: the device files, libraries and hooks for a container.
+"""The CDI specification of nvidia-ctk: the device files, libraries and hooks for a container.
 
 The order of keys, the indentation and the options are those of `nvidia-ctk cdi generate` 1.18 to 1.20.
 """

@@ -1,4 +1,4 @@
-"""`nvidia-ctk runtime configure`: the settings of Docker, containerd and CRI-O as the tool writes them."""
+"""`nvidia-ctk runtime configure`: the settings that the tool writes for Docker, containerd, CRI-O."""
 
 import json
 import re

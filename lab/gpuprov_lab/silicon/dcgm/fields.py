@@ -1,9 +1,8 @@
 """DCGM's fields: the current value for a GPU, or None if DCGM has none (the line is omitted then).
 
 Names and types as in NVIDIA/go-dcgm pkg/dcgm/const_fields.go and dcgm_fields.h: an int64 is printed as a
-whole number, a double with six decimals (toString in NVIDIA/dcgm-exporter,
-internal/pkg/collector/gpu_collector.go; a public sample with 409.692000 W and 0.995630 is in NVIDIA's user
-guide, "DCGM-Exporter").
+whole number, a double with six decimals (toString in internal/pkg/collector/gpu_collector.go of
+NVIDIA/dcgm-exporter; NVIDIA's user guide, "DCGM-Exporter", has a sample with 409.692000 W and 0.995630).
 """
 
 import re
@@ -54,7 +53,7 @@ OF_LOADS = {
     "DCGM_FI_PROF_PCIE_TX_BYTES": 1.2e9,
     "DCGM_FI_PROF_PCIE_RX_BYTES": 2.4e9,
 }
-# Field -> the throttling reasons whose duration it counts, in nanoseconds.
+# Field -> the throttling reasons; it counts their duration in nanoseconds.
 OF_THROTTLING = {
     "DCGM_FI_DEV_POWER_VIOLATION": ("hw_power_brake",),
     "DCGM_FI_DEV_THERMAL_VIOLATION": ("hw_thermal", "sw_thermal"),

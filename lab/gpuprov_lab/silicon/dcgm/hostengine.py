@@ -1,4 +1,4 @@
-"""nv-hostengine, DCGM's service. Its data is the node's state; a marker file shows that it is running."""
+"""nv-hostengine, DCGM's service. Its data is the node's state; a marker file exists while it runs."""
 
 import daemon
 

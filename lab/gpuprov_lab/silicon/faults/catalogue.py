@@ -1,8 +1,7 @@
 """The faults of a node: their parameters and meanings; their effects are implemented in the tools.
 
 A fault in state.json is {"id": …, parameter: value, …}. A `look-alike` is a healthy oddity that must not be
-flagged. Each family of faults has its own file; a fault with an `onset` appears after that many seconds of a
-load.
+flagged. Each family of faults has a file; a fault with an `onset` appears that many seconds into a load.
 """
 
 import difflib

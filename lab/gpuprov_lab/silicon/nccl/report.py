@@ -148,7 +148,7 @@ class Report:
         self.document["config"] = config
 
     def devices(self, met: list) -> None:
-        """Print one line for each GPU of all processes; the JSON only lists each process's first (util.cu)."""
+        """Print a line for each GPU of all processes; the JSON lists each process's first only (util.cu)."""
         rank, first = 0, []
         for one in met:
             for place, gpu in enumerate(one["gpus"]):

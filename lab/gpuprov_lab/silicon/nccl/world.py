@@ -43,7 +43,7 @@ def no_peers() -> bool:
 
 
 def has_switch(node) -> bool:
-    """Whether the switches between this node's GPUs can reduce data in the network, and NCCL may use that."""
+    """Whether the switches between this node's GPUs can reduce data, and NCCL may use that."""
     return os.environ.get("NCCL_NVLS_ENABLE", "1") != "0" and node.sku["architecture"] in (
         "Hopper",
         "Blackwell",
@@ -51,7 +51,7 @@ def has_switch(node) -> bool:
 
 
 def between_nodes(node, gpus: list):
-    """Return GB/s from a node to its neighbours over the cards of these GPUs together, None if none works.
+    """Return GB/s from a node to its neighbours over all cards of these GPUs, None if none works.
 
     If a card is down, its GPU sends through the others. A slow one delays all, since each has the same share
     of the data.

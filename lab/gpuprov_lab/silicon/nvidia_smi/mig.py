@@ -223,7 +223,7 @@ def _complete(index: int, each: dict) -> None:
 
 
 def _chosen(settings: Settings, gpus, numbers):
-    """Yield (index, gpu, instance) of the GPU instances whose ids `-gi` names, or of all."""
+    """Yield (index, gpu, instance) of the GPU instances selected with `-gi`, or of all."""
     for index, gpu in gpus:
         for each in settings.of(gpu)["instances"]:
             if numbers is None or str(each["id"]) in numbers.split(","):

@@ -1,4 +1,4 @@
-"""The driver's files for MIG: /proc/driver/nvidia/capabilities, and a device file for each access right."""
+"""The driver's files for MIG: /proc/driver/nvidia/capabilities, and device files for access rights."""
 
 import os
 import shutil

@@ -62,8 +62,7 @@ class Machine:
     def fail(self, device, code, functions=("",)):
         """Make functions of one device (all, or by prefix) fail with this code, as if it were lost.
 
-        Its handle is still returned, and answers that need no response of the GPU remain: its address, its
-        index.
+        Its handle is still returned, and answers that do not need the GPU remain: its address, its index.
         """
         known = tuple(f"nvmlDeviceGet{what}" for what in ("PciInfo", "Index", "MinorNumber", "Handle"))
         failing = tuple(f"nvmlDevice{function}" for function in functions)

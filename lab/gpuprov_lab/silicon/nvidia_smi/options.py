@@ -34,7 +34,7 @@ class SmiError(Exception):
 
 
 def read(arguments: list, queries) -> dict:
-    """Parse what to print, and for which GPUs. Raises SmiError for what the real program rejects."""
+    """Parse the command line. Raises SmiError for anything that the real program rejects."""
     options = {
         "action": "plain",
         "gpus": None,

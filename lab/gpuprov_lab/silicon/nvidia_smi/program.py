@@ -1,4 +1,4 @@
-"""nvidia-smi: parses its arguments, fails like the real one, and dispatches to a module per output form."""
+"""nvidia-smi: parses arguments, fails like the real one, and calls one module per output form."""
 
 import contextlib
 import sys

@@ -57,9 +57,8 @@ def _enabled(on: bool) -> str:
 
 
 def _fabric(label: str, text: str, driver: str) -> str:
-    """Render a field of the fabric, with its label in some releases.
-    535 to at least 580.95 print the label into the cell (`state  %s` and `cliqueId %u` in the programs);
-    590.48 does not."""
+    """Render a field of the fabric with its label, unless the driver is 590.48 or newer.
+    535 to at least 580.95 print the label into the cell (`state  %s` and `cliqueId %u` in the programs)."""
     if text == "N/A":
         return "[N/A]"
     return f"{label} {text}" if int(driver.split(".")[0]) < 590 else text

@@ -1,4 +1,5 @@
 """NVIDIA's own nvidia-smi, reading a table of this node's values (nvml_table.py).
+
 It runs if the lab put the program of the node's driver branch into the state folder
 (lab/gpuprov_lab/real_smi.py). Its pauses are shortened by the speed of the node's tools, and it rereads the
 table after each. Output that the values cannot provide remains the simulator's:

@@ -1,4 +1,5 @@
 """The options of nvidia-smi that change a setting, and their output.
+
 Wording from public transcripts of the real tool. Not in any of them, and therefore only plausible: the output
 of -ac under a driver without application clocks, and of setting the ECC mode that is already active.
 """

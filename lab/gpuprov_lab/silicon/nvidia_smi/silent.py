@@ -1,4 +1,5 @@
 """The readings without a value for an unresponsive GPU, in `-q -x`, `-q` and --query-gpu.
+
 As nvidia-smi 550.163.01 prints a lost GPU: the driver's own data (names, serial number, address, limits,
 PCIe) is still correct, and every value that needs the GPU is replaced by the NVML error.
 """

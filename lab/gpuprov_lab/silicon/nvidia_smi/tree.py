@@ -1,7 +1,7 @@
 """nvidia-smi -q and -q -x: one tree, printed as XML or as text.
+
 There is one form for each generation with known output of the real tool; a driver between two of them prints
 like the older one (see _FORMS). tests/lab_silicon/shapes.yml has the shapes with their sources.
-
 An entry is (XML name, text label, value or list of entries); a name or label of None is absent in that
 format, and a value that differs between the formats is a pair.
 """

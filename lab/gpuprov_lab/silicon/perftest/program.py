@@ -1,4 +1,5 @@
-"""A program of perftest, server and client, independent of what it measures.
+"""A program of perftest, server and client, independent of the measured quantity.
+
 On one node the two meet through a file in the node's state, on two nodes over TCP (socket.py). The measuring
 part is a module with NAME, DEFAULTS (of its options), KEY (`rate` or `latency`), refusal(options),
 between(node, options, card) for one end's part, alone(node, options, card, gpu) for loopback, row(options,

@@ -1,4 +1,5 @@
-"""The connection of perftest's client to its server on another node: over TCP, as in the real program.
+"""The TCP connection of perftest's client to its server on another node, as in the real program.
+
 Each end sends its name and its card's rate or latency; the worse of both, and a fault of the link between
 them, determine the result.
 """
