@@ -71,9 +71,8 @@ def templates(skus: Sequence[str], good: int = GOOD, faults: Sequence[str] = FAU
 def write(
     run: Path, count: int, made: Templates, *, bad: int = BAD, silent: int = SILENT, partly: int = UNMEASURED
 ) -> Path:
-    """Write a run of `count` nodes, interrupted before its report: one in `bad`, `silent`, `partly` is so.
-    `silent`: unreachable; `partly`: without the last check's output.
-    """
+    """Write a run of `count` nodes that was interrupted before its report.
+    One in `bad` is broken, one in `silent` unreachable, one in `partly` lacks its last check's output."""
     run.mkdir(parents=True)
     meta = {"format": 1, "verb": "validate", "inventory": "/srv/fleet/inventory.yml", "asked": list(CHECKED)}
     (run / "run.json").write_text(json.dumps({**meta, **_WHEN}), encoding="utf-8")

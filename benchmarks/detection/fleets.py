@@ -44,9 +44,8 @@ def run(case: FleetCase, rng: Random) -> list[tuple[str, Finding]]:
 
 
 def score(said: list[tuple[str, Finding]], expected: Expected) -> tuple[bool, bool]:
-    """Return (everything was caught, the blame is correct), i.e. all culprits failed with a helpful action.
-    No other part may fail. An error on nodes behind a bad leaf, which could not be measured, is acceptable.
-    """
+    """Return (all culprits were caught, and only culprits failed, with helpful actions).
+    An error on nodes behind a bad leaf, which could not be measured, is acceptable."""
     failed = [(place, f) for place, f in said if f.verdict is Verdict.FAIL]
     named = {f.device if place == "fabric" else place for place, f in failed}
     caught = all(any(_is(name, one) for one in named) for name in expected.devices)

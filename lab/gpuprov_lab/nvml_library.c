@@ -1,9 +1,9 @@
-/* A libnvidia-ml.so.1 that answers from a table of values, so that NVIDIA's own nvidia-smi prints what is wanted.
+/* A libnvidia-ml.so.1 that answers from a table of values, so that NVIDIA's own nvidia-smi prints these values.
  *
- * The table is a text file named by GPUPROV_NVML_TABLE, one value a line: KEY <tab> PATH <tab> VALUE. A key is the function's name and
- * its arguments, `nvmlDeviceGetTemperature 3 0` (a device by its index); arguments that are left out at the end stand for all. A path is
- * an output's name with its fields, `memory.total` or `infos[0].pid`; `return` is the code. What has no key is not supported (3).
- * nvml_library.py writes the functions of nvml.h behind this text.
+ * The table is a text file named by GPUPROV_NVML_TABLE, one value per line: KEY <tab> PATH <tab> VALUE. A key is the function's name
+ * with its arguments, `nvmlDeviceGetTemperature 3 0` (a device by its index); omitted arguments at the end match any value. A path is
+ * an output's name with its fields, `memory.total` or `infos[0].pid`; `return` is the code. Calls without a key are not supported (3).
+ * nvml_library.py appends the functions of nvml.h to this text.
  */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <errno.h>
@@ -38,7 +38,7 @@ struct field {
 struct output {
     const char *name;
     void *at;
-    size_t size; /* 0: as many as the caller has room for */
+    size_t size; /* 0: the size of the caller's buffer */
     const struct type *type;
 };
 struct line {
@@ -80,8 +80,8 @@ static void load(void) {
     qsort(lines, line_count, sizeof *lines, by_key);
 }
 
-/* Where the library is preloaded, the program's pauses are divided by GPUPROV_NVML_SPEED. After each one the process behind the
- * socket GPUPROV_NVML_REFRESH writes the table again. */
+/* If the library is preloaded, the program's pauses are divided by GPUPROV_NVML_SPEED. After each one the process behind the
+ * socket GPUPROV_NVML_REFRESH rewrites the table. */
 int nanosleep(const struct timespec *pause, struct timespec *left) {
     const char *speed = getenv("GPUPROV_NVML_SPEED"), *socket = getenv("GPUPROV_NVML_REFRESH");
     double seconds = (pause->tv_sec + pause->tv_nsec / 1e9) / (speed ? atof(speed) : 1);
@@ -165,7 +165,7 @@ static void put(void *at, size_t size, const struct type *type, const char *path
     }
 }
 
-/* Fill the outputs from the most exact key of the table; 3 (not supported) where it has none. */
+/* Fill the outputs from the most specific key of the table; 3 (not supported) without one. */
 static nvmlReturn_t answer(struct call *call, const struct output *outputs) {
     nvmlReturn_t code = NVML_SUCCESS;
     size_t at = line_count;
@@ -202,10 +202,10 @@ const char *nvmlErrorString(nvmlReturn_t code) {
     return (size_t)code < sizeof ERRORS / sizeof *ERRORS ? ERRORS[code] : "Unknown Error";
 }
 
-/* The private functions of nvidia-smi, known by their number alone: `exported NUMBER` in the table. Their outputs are named by their
- * place: `a1`, a number of 32 bits, of a function of a device; `first` and `second`, such numbers of a function of an index; `text`, of
- * as many bytes as the third argument says. Number 12 reads a PCI address that a user typed into the two numbers that 75 gives of an
- * index: `-i` compares them. From 535 on number 213 is what nvmlDeviceGetComputeRunningProcesses_v3 was. */
+/* The private functions of nvidia-smi, which only have a number: `exported NUMBER` in the table. Their outputs are named by their
+ * position: `a1`, a 32-bit number, of a function of a device; `first` and `second`, such numbers of a function of an index; `text`, with
+ * as many bytes as the third argument. Number 12 parses a PCI address that a user typed into the two numbers that 75 returns for an
+ * index: `-i` compares them. Since 535 number 213 replaces nvmlDeviceGetComputeRunningProcesses_v3. */
 #define READ_ADDRESS 12
 #define COMPUTE_PROCESSES 213
 
