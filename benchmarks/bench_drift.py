@@ -144,7 +144,7 @@ def _differences(work: Work, cost: Cost) -> Mapping[str, int]:
 
 
 def converged(name: str, work: Work, nodes: Nodes) -> Cost:
-    """Return the cost when nothing differs. Raises FailedError unless it reports that for each node."""
+    """Return the cost when nothing differs. Raises FailedError unless every node is reported as such."""
     cost = cost_of(work.command, nodes=nodes, environment=work.environment, folder=work.folder)
     found = _differences(work, cost)
     if found != dict.fromkeys(nodes.names, 0):

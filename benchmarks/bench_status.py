@@ -51,7 +51,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def _patient() -> list[str]:
-    """Return patient options, since all nodes share the cores of this machine."""
+    """Return options with few connections and a long timeout, since all nodes share this machine."""
     return ["--connections", str(CONNECTIONS), "--timeout", "120"]
 
 

@@ -38,7 +38,7 @@ def measure(options: Options) -> Iterator[Result]:
 
 
 def validated(nodes: Nodes, inventory: Path, folder: Path) -> Cost:
-    """Run it once. Raises FailedError unless every node was reached and its checks ran."""
+    """Run `validate` once. Raises FailedError unless every node was reached and its checks ran."""
     words = ("--nodes", "all", "--stage", "quick", "--json", "--format", "nodes")
     command = gpuprov("validate", *words, "--inventory", str(inventory))
     cost = cost_of(command, nodes=nodes, environment=environment(folder), folder=folder)

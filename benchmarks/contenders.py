@@ -22,7 +22,7 @@ CONNECTIONS = 32  # of every contender
 
 @dataclass(frozen=True)
 class Work:
-    """A command to run in `folder`; `differences` parses its output: node → number of differences."""
+    """A command to run in `folder`; `differences` parses its output: observed node → count."""
 
     command: Sequence[str | Path]
     folder: Path

@@ -92,7 +92,7 @@ def cost_of(
 
 
 def _settled(nodes: Nodes) -> None:
-    """Wait until every sshd has reaped its sessions, since only then their CPU counts."""
+    """Wait until every sshd has reaped its sessions, which only then add to its CPU."""
     deadline = time.monotonic() + 20
     while nodes.busy() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -25,7 +25,7 @@ def lines(parts: Collection[Part]) -> list[str]:
 
 
 def _when(parts: Collection[Part]) -> Iterator[str]:
-    """Render how, when and where each part was measured, which readers need to compare figures."""
+    """Render how, when and where each part was measured, so that figures can be compared."""
     machines = list(dict.fromkeys(part.machine for part in parts))
     yield "### How it was measured"
     yield ""

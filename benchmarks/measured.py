@@ -46,7 +46,7 @@ def part(name: str, command: str, seconds: float, findings: Sequence[Result], fa
 
 
 def machine() -> str:
-    """Describe the measuring machine, which readers need to compare figures."""
+    """Describe the measuring machine, so that figures can be compared."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, timeout=10).stderr

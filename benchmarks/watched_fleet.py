@@ -63,7 +63,7 @@ class Results(contextlib.AbstractContextManager["Results"]):
         self._thread.join()
 
     def write(self, node: str, lost: int | None = None) -> float:
-        """Write a healthy result, or one that lost this GPU; return its time in seconds since 1970."""
+        """Write a healthy result, or one with this GPU lost; return its time in seconds since 1970."""
         with self._guard:
             self._lost[node] = lost
             return self._write(node)
@@ -161,7 +161,7 @@ def watched(serving: int, spares: int, folder: Path, policy: dict[str, Any]) -> 
 
 
 def _set_aside(source: Path, folder: Path, spares: Sequence[str]) -> None:
-    """Drain the spares as such, which a watch leaves to the operator. Raises FailedError."""
+    """Drain the spares for the watch, which leaves that to the operator. Raises FailedError."""
     command = gpuprov("watch", "spare", str(source), "--nodes", ",".join(spares))
     around = {**os.environ, **environment(folder)}
     done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=_PATIENCE, check=False)

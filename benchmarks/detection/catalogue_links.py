@@ -96,7 +96,7 @@ def _no_imex(draw: Draw) -> Case:
 
 def _idle_tray(draw: Draw) -> Case:
     """Draw a healthy tray of an idle rack with an IMEX domain that reports itself as unhealthy.
-    A tray only has to run the daemon in the driver's version."""
+    A tray itself only has to run the daemon, in the driver's version."""
     return Case(machine={"manager": f"{DRIVER}-{draw.rng.choice(('1', '2'))}"})
 
 

@@ -129,7 +129,7 @@ class Signal:
         self._waiting.clear()
 
     def wait(self, until: float | None = None) -> None:
-        """Wait until it is sent, or until this moment."""
+        """Wait until the signal is sent, or until this moment."""
         world, task = self._world, self._world.current
         waiting = self._waiting
         waiting.append(task)

@@ -94,12 +94,12 @@ class Process:
         self.busy, self.over = at, self.nodes[-1][0]
 
     def stop(self, now: float) -> None:
-        """End it, on request or because its lease has expired."""
+        """End the unit, on request or because its lease has expired."""
         if now < self.over:
             self.over, self.stopped = now + ENDS, True
 
     def die(self, now: float) -> None:
-        """Kill it together with its machine."""
+        """Kill the unit together with its machine."""
         if now < self.over:
             self.over, self.dead = now, True
 

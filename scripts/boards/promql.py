@@ -1,4 +1,4 @@
-"""PromQL shared by several dashboards, which classifies nodes.
+"""PromQL that several dashboards share to classify nodes.
 
 Three rules hold everywhere. A node counts once. A result that is too old counts as none, since the textfile
 folder of a node exporter keeps the last one forever, even after the health program died. And a node that does

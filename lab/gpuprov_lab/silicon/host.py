@@ -29,7 +29,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def write(node) -> None:
-    """Write all of it according to the faults."""
+    """Write all files of the machine according to the faults."""
     system = node.folder / "sys/devices/system"
     fresh = node.fault("fresh_boot")
     days = node.given("long_uptime", "days", 2 + 60 * noise.fraction(node.seed, node.name, "uptime"))

@@ -8,7 +8,7 @@ import time
 
 
 class Load:
-    """`with Load(node, "gpu_burn", gpus):` keeps the GPUs busy inside the block."""
+    """Keeps the GPUs busy inside its block: `with Load(node, "gpu_burn", gpus):`."""
 
     def __init__(self, node, tool: str, gpus: list) -> None:
         self.marker = node.folder / "run" / f"load.{os.getpid()}"

@@ -66,7 +66,7 @@ def _text(node, fault: dict) -> str:
 
 
 def _incident(node, fault: dict) -> list:
-    """Return a root cause and its consequences: channels cleaned up, a row remapped, the recovery action."""
+    """Return a root cause and its consequences: channel cleanup, row remapping, recovery action."""
     gpu, code = node.gpus[fault["gpu"]], fault["code"]
     train = [code, 63, 94, 45, 154] if code in (48, 95) else [code, 13, 43, 45]
     if code == 79:
@@ -156,7 +156,7 @@ def _introduced(node, said: list) -> list:
 
 
 def _report_aer(node, fault: dict) -> None:
-    """Log the errors spread over the last minute, or one every ten minutes, in real time."""
+    """Log the errors spread over one minute, or one every ten minutes, in real time."""
     now = max(0.0, time.time() - kernel_log.boot_time(node.folder))
     apart = 60.0 / fault["count"] if fault["id"] == "aer_storm" else 600.0
     for number in range(min(fault["count"], 500)):
