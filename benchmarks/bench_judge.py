@@ -47,16 +47,16 @@ def most_memory(command: list[str], folder: Path) -> float:
     """Return the peak MB of a command with its processes. Raises FailedError when it fails."""
     around = {**os.environ, **environment(folder)}
     most, deadline = 0.0, time.monotonic() + TIMEOUT
-    with tempfile.TemporaryFile("w+") as said:
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=around) as process:
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=around) as process:
             while process.poll() is None:
                 if time.monotonic() > deadline:
                     process.kill()
                 most = max(most, _memory(process.pid))
                 time.sleep(0.25)
-        said.seek(0)
+        errors.seek(0)
         if process.returncode not in (0, 3, 5):
-            raise FailedError(f"{' '.join(command)}: {said.read()[-2000:]}")
+            raise FailedError(f"{' '.join(command)}: {errors.read()[-2000:]}")
     return most
 
 

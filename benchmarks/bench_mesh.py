@@ -53,8 +53,8 @@ def in_a_process(scenario: Scenario, folder: Path) -> Looked:
     program = f"from benchmarks.mesh.look import main; main({asdict(scenario)!r}, {str(folder)!r})"
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT)
-    said: dict[str, Any] = json.loads(done.stdout)
-    return Looked(**{**said, "curve": tuple((at, count) for at, count in said["curve"])})
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return Looked(**{**outcome, "curve": tuple((at, count) for at, count in outcome["curve"])})
 
 
 def right(one: Looked, what: str) -> None:

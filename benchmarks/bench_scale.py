@@ -105,10 +105,10 @@ class Replay:
             if place % 100 == 99:
                 answers.take(node.name, unreachable("10.0.0.1 did not answer within 10 s"), 10.0)
                 continue
-            asked = frozenset(ask[node.name])
-            if asked not in self._recorded:
-                self._recorded[asked] = recorded(node, asked)
-            output = self._recorded[asked].replace(NAME.encode(), b"%08d" % place)
+            requested = frozenset(ask[node.name])
+            if requested not in self._recorded:
+                self._recorded[requested] = recorded(node, requested)
+            output = self._recorded[requested].replace(NAME.encode(), b"%08d" % place)
             if place % 100 == 50:
                 output = output.replace(b'"2.21.1"', b'"2.20.9"').replace(b'0", "', b'1", "', 1)
             answers.take(node.name, output, 0.1)

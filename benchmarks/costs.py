@@ -66,11 +66,11 @@ def cost_of(
     """Run `command` in `folder` and measure it. The caller interprets the exit status.
     Raises FailedError when the command is still running after `timeout` seconds."""
     with tempfile.TemporaryDirectory(prefix="gpuprov-cost-") as place:
-        answer, said, wept = (Path(place, name) for name in ("answer", "output", "trouble"))
+        answer, output_path, error_path = (Path(place, name) for name in ("answer", "output", "trouble"))
         if nodes:  # a session of the previous command may still be open
             _settled(nodes)
         before = nodes.cpu() if nodes else 0.0
-        with said.open("wb") as output, wept.open("wb") as trouble:
+        with output_path.open("wb") as output, error_path.open("wb") as trouble:
             subprocess.run(
                 [sys.executable, "-I", "-S", TREE_COST, answer, str(timeout), *command],
                 stdout=output,
@@ -85,7 +85,7 @@ def cost_of(
             _settled(nodes)
         spent = (nodes.cpu() if nodes else 0.0) - before
         found = json.loads(answer.read_text())
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (said, wept)]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (output_path, error_path)]
     if found["code"] == 124:
         raise FailedError(f"{command[0]} was not done after {timeout:.0f} s: {texts[1][-300:]}")
     return Cost(found["cpu"], spent, found["wall"], found["rss"], found["code"], *texts)

@@ -112,8 +112,8 @@ def light_nodes(
         plan = _write_plan(fleet, octet, delay, own)
         with _keeper(plan, folder) as keeper:
             _plug(interface, octet, keeper.pid)
-            said = keeper.stdout.readline() if keeper.stdout else ""
-            if said.strip() != "ready":
+            message = keeper.stdout.readline() if keeper.stdout else ""
+            if message.strip() != "ready":
                 raise SystemExit(f"the light nodes did not start: see above, and {folder}/sshd.log")
             yield LightFleet(folder, names, addresses, fleet.bad, keeper.pid)
 

@@ -49,8 +49,8 @@ def machine() -> str:
     """Describe the measuring machine, so that figures can be compared."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, timeout=10).stderr
-    versions = [f"Python {platform.python_version()}", said.split(",")[0].strip()]
+    ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, timeout=10).stderr
+    versions = [f"Python {platform.python_version()}", ssh.split(",")[0].strip()]
     for name in _VERSIONS:
         try:
             versions.append(f"{name} {version(name)}")
@@ -106,9 +106,9 @@ def write(path: Path, parts: Collection[Part]) -> None:
 
 
 def _plain(each: Part) -> dict[str, Any]:
-    said = asdict(each)
-    del said["name"]
-    return said
+    fields = asdict(each)
+    del fields["name"]
+    return fields
 
 
 def _part(name: str, said: dict[str, Any]) -> Part:

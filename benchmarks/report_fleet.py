@@ -117,12 +117,12 @@ def write(home: Path, count: int, made: tuple[list[str], list[str]]) -> Path:
 
 
 def _head(name: str) -> dict[str, Any]:
-    said = health.to_json(
+    document = health.to_json(
         FleetHealth(name, "0.1.0", "/srv/fleet/inventory.yml", _STARTED.format(0), _STARTED.format(40),
                     CHECKED, ())
     )  # fmt: skip
-    del said["nodes"]
-    return {"format": said.pop("format"), **said}
+    del document["nodes"]
+    return {"format": document.pop("format"), **document}
 
 
 def _meta(run: Path) -> None:

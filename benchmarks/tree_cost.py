@@ -31,12 +31,12 @@ def end_orphans() -> None:
     """Send TERM to the remaining processes, KILL after five seconds, and reap all of them."""
     for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + seconds
-        asked: set[int] = set()
+        signalled: set[int] = set()
         while time.monotonic() < deadline:
-            for pid in set(children()) - asked:
+            for pid in set(children()) - signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sign)
-                asked.add(pid)
+                signalled.add(pid)
             try:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
                     time.sleep(0.01)

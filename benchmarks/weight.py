@@ -83,8 +83,8 @@ def simulated(words: list[str]) -> dict[str, Any]:
             for name, variables in hosts.items():
                 for check, commands in programs(variables).items():
                     answer = machines[name].measure([Command(**one) for one in commands])
-                    said = {"gpuprov": json.loads(json.dumps(answer)), "item": check}
-                    on_event(Event("ok", name, "", "", said))
+                    result = {"gpuprov": json.loads(json.dumps(answer)), "item": check}
+                    on_event(Event("ok", name, "", "", result))
             return {name: Outcome(name, "ok") for name in hosts}
 
         validation.observe = observe  # type: ignore[attr-defined, assignment]

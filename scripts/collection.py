@@ -137,8 +137,8 @@ def _page(role: Path) -> str:
                 if option.get("required")
                 else ""
             )
-            told = option["description"]
-            meaning = " ".join([told] if isinstance(told, str) else told)
+            description = option["description"]
+            meaning = " ".join([description] if isinstance(description, str) else description)
             if "choices" in option:
                 meaning += f" One of {', '.join(f'`{json.dumps(choice)}`' for choice in option['choices'])}."
             lines.append(f"| `{name}` | {kind} | {default} | {meaning.replace('|', chr(92) + '|')} |")

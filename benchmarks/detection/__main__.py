@@ -80,17 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = _seeds(options.seeds)
     keys = _keys(options.classes)
     graded = 0 if options.quick else GRADED_FOR_EACH
-    asked = trials(
+    requested = trials(
         keys,
         seeds,
         options.healthy if options.healthy is not None else 100 if options.quick else 2000,
         graded=graded,
     )
     began, found = time.monotonic(), []
-    for one in resumed(asked, options.keep, options.jobs):
+    for one in resumed(requested, options.keep, options.jobs):
         found.append(one)
         if sys.stderr.isatty():
-            print(f"\r{len(found)} of {len(asked)} nodes", end="", file=sys.stderr, flush=True)
+            print(f"\r{len(found)} of {len(requested)} nodes", end="", file=sys.stderr, flush=True)
     shown = f"{seeds.start}-{seeds.stop - 1}"
     how = f"`python -m benchmarks.detection --seeds {shown}`: {len(found)} simulated nodes."
     result = report.report(found, set(keys), how)
@@ -115,9 +115,9 @@ def perturbed(count: int, jobs: int, written: Path | None) -> int:
 
 def of_amd(seeds: int, kept: Path | None, jobs: int, written: Path | None) -> int:
     """Try nodes with AMD GPUs: each class with `seeds` fixed seeds, and ten times as many healthy nodes."""
-    asked = [Trial(key, seed) for key in catalogue_amd.ENTRIES for seed in range(seeds)]
-    asked += [Trial(catalogue_amd.HEALTHY, seed) for seed in range(10 * seeds)]
-    found = list(resumed(asked, kept, jobs))
+    requested = [Trial(key, seed) for key in catalogue_amd.ENTRIES for seed in range(seeds)]
+    requested += [Trial(catalogue_amd.HEALTHY, seed) for seed in range(10 * seeds)]
+    found = list(resumed(requested, kept, jobs))
     text = amd_report.lines(
         found, f"`python -m benchmarks.detection --amd {seeds}`: {len(found)} simulated nodes."
     )

@@ -33,13 +33,13 @@ def lines(outcomes: Outcomes, how: str) -> list[str]:
 
 def misses(outcomes: Outcomes) -> list[str]:
     """List missed, wrongly blamed and wrongly flagged trials, and errors of the benchmark itself."""
-    said = []
+    rows = []
     for one in outcomes:
         entry = catalogue_amd.ENTRIES.get(one["key"])
         healthy = entry is None or entry.trap
         right = not one["flagged"] if healthy else one["caught"] and one["blamed"]
         if not right or one["trouble"]:
             faults = "; ".join(one["faults"]) or "no fault"
-            said.append(f"{one['key']} seed {one['seed']} ({one['sku']}: {faults}) verdict {one['verdict']}")
-            said += [f"    {line}" for line in (*one["findings"][:4], one["trouble"]) if line]
-    return said
+            rows.append(f"{one['key']} seed {one['seed']} ({one['sku']}: {faults}) verdict {one['verdict']}")
+            rows += [f"    {line}" for line in (*one["findings"][:4], one["trouble"]) if line]
+    return rows

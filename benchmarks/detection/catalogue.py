@@ -75,8 +75,8 @@ def _known_faults() -> frozenset[str]:
     from benchmarks.detection.simulator import SILICON
 
     listing = [sys.executable, "-I", "-S", str(SILICON / "run.py"), "fault", "--list", "--json"]
-    said = subprocess.run(listing, capture_output=True, check=True, text=True).stdout
-    return frozenset({one["id"] for one in json.loads(said)} | {"reboot", "run"})
+    output = subprocess.run(listing, capture_output=True, check=True, text=True).stdout
+    return frozenset({one["id"] for one in json.loads(output)} | {"reboot", "run"})
 
 
 def covered(*, traps: bool) -> list[Entry]:

@@ -176,9 +176,9 @@ class Machine:
                 os._exit(1)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
-            said = pipe.read()
+            output = pipe.read()
         os.waitpid(child, 0)
-        found, problems = answer.facts_of(answer.unframed(said), facts)
+        found, problems = answer.facts_of(answer.unframed(output), facts)
         return dict(found), problems
 
     def _simulate_tools(self, space: dict[str, Any]) -> None:

@@ -82,14 +82,14 @@ class Node:
         silicon = simulator()
         silicon.world.now = BEGAN
         self.machine = Machine(sku, NAME, seed, driver=driver)
-        asked = tuple(registry.select("burnin"))
-        facts, problems = self.machine.observe(registry.facts_for(asked))
+        checks = tuple(registry.select("burnin"))
+        facts, problems = self.machine.observe(registry.facts_for(checks))
         self.variables = {**DECLARED, **VARIABLES}
         self.facts, self.problems = facts, problems
         self.seen = self._seen(facts, problems)
         self.limits = self.seen.limits(OWN_LIMITS)
         self.answers = {}
-        for name in asked:
+        for name in checks:
             commands = node_judge.commands_for(name, self.seen.check_node, OPTIONS)
             self.answers[name] = json.loads(json.dumps(self.machine.measure(commands)))
 

@@ -151,8 +151,8 @@ def _traps(by_key: Mapping[str, Outcomes]) -> list[str]:
         if entry.trap:
             reason = catalogue.not_covered(entry.key)
             flagged = scores.share(by_key.get(entry.key, []), "flagged")
-            said = f"not covered: {reason}" if reason else str(flagged)
-            lines.append(f"| {entry.number} | {entry.name} | {said if flagged.of or reason else NOT_ASKED} |")
+            cell = f"not covered: {reason}" if reason else str(flagged)
+            lines.append(f"| {entry.number} | {entry.name} | {cell if flagged.of or reason else NOT_ASKED} |")
     return lines
 
 
@@ -175,7 +175,7 @@ def _healthy(outcomes: Outcomes) -> list[str]:
 
 def _misses(outcomes: Outcomes) -> list[str]:
     """List missed, wrongly blamed and wrongly flagged trials with the arguments that reproduce them."""
-    said = []
+    report = []
     for one in outcomes:
         if one["graded"]:
             continue
@@ -185,6 +185,6 @@ def _misses(outcomes: Outcomes) -> list[str]:
         what = "false alarm" if healthy else "wrong blame" if one["caught"] else "missed"
         where = f"--classes {one['key']} --seeds {one['seed']}-{one['seed']}"
         faults = "; ".join(one["faults"]) or "no fault of the lab"
-        said.append(f"{what}: {where} ({one['sku']}: {faults}) verdict {one['verdict']}")
-        said += [f"    {finding}" for finding in one["findings"][:4]]
-    return said
+        report.append(f"{what}: {where} ({one['sku']}: {faults}) verdict {one['verdict']}")
+        report += [f"    {finding}" for finding in one["findings"][:4]]
+    return report

@@ -27,8 +27,8 @@ def script(silicon: Simulator, root: Path, argv: Sequence[str]) -> Callable[[], 
         return lambda: _write(root / words[1].lstrip("/"), words[0])
     if name == "sampler":
         return lambda: _sample(silicon, float(words[0]))
-    wanted = {"each": words[1:2], "agfhc": ["agfhc"]}.get(name)
-    if wanted and not silicon.tools & set(wanted):  # no role installs it
+    tools = {"each": words[1:2], "agfhc": ["agfhc"]}.get(name)
+    if tools and not silicon.tools & set(tools):  # no role installs it
         return lambda: _ABSENT
     raise ValueError(f"what does the script {name} do? say it here")
 
@@ -61,6 +61,6 @@ def _sample(silicon: Simulator, interval: float) -> int:
     clock = silicon.world.clock()
     while True:
         moment = int(clock.time())
-        said = _said(silicon, "amd-smi", "metric", "--json")
-        print(moment, " ".join(said.split()), flush=True)
+        output = _said(silicon, "amd-smi", "metric", "--json")
+        print(moment, " ".join(output.split()), flush=True)
         clock.sleep(interval)

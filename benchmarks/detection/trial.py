@@ -153,19 +153,19 @@ def _companions(sku: str, case: Case, *words: object) -> Iterator[tuple[NodeHeal
 
 
 def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rng: Random) -> None:
-    said = fleets.run(fleet, rng)
+    findings = fleets.run(fleet, rng)
     outcome.faults = tuple(f"{' '.join(place)} {factor}" for place, factor in fleet.faults.items())
-    outcome.verdict = worst([finding.verdict for _, finding in said] or [Verdict.PASS]).value
-    outcome.flagged = bool(said)
-    failures = [finding for _, finding in said if finding.verdict is Verdict.FAIL]
+    outcome.verdict = worst([finding.verdict for _, finding in findings] or [Verdict.PASS]).value
+    outcome.flagged = bool(findings)
+    failures = [finding for _, finding in findings if finding.verdict is Verdict.FAIL]
     outcome.accused = len(failures)
     outcome.findings = [
-        f"{f.verdict.value} {place} {f.device} [{f.action}]: {f.message}" for place, f in said
+        f"{f.verdict.value} {place} {f.device} [{f.action}]: {f.message}" for place, f in findings
     ]
     if expected is None:
         outcome.innocent = len(failures)
         return
-    outcome.caught, outcome.blamed = fleets.score(said, expected)
+    outcome.caught, outcome.blamed = fleets.score(findings, expected)
     outcome.innocent = 0 if outcome.blamed else max(0, len(failures) - len(expected.devices))
 
 
@@ -198,13 +198,13 @@ def validate(
 
     `event`: `reboots CHECK` or `vanishes CHECK` happens to the node while that check runs.
     """
-    asked = tuple(registry.select("burnin"))
-    node = looked(one, asked, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
+    checks = tuple(registry.select("burnin"))
+    node = looked(one, checks, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
     results = {}
     seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
     if not node.error:
         limits = node.limits(OWN_LIMITS)
-        for name in asked:
+        for name in checks:
             if name == event.partition(" ")[2]:
                 one.happen(event.partition(" ")[0])
             raw = raw_of(one, node, name)
@@ -214,18 +214,18 @@ def validate(
             seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:
                 break
-    return node_judge.judge_node(node, results, asked, lost=one.gone), seconds, node
+    return node_judge.judge_node(node, results, checks, lost=one.gone), seconds, node
 
 
 def _score(outcome: Outcome, health: NodeHealth, expected: Expected | None, slots: Mapping[str, str]) -> None:
     findings = [finding for check in health.checks for finding in check.findings]
-    said = [finding for finding in findings if finding.verdict.value in FLAGGED]
+    flagged = [finding for finding in findings if finding.verdict.value in FLAGGED]
     outcome.verdict = health.verdict.value
     outcome.flagged = outcome.verdict in FLAGGED
     outcome.findings = [
-        f"{f.verdict.value} {f.check}.{f.metric or '-'} {f.device} [{f.action}]: {f.message}" for f in said
+        f"{f.verdict.value} {f.check}.{f.metric or '-'} {f.device} [{f.action}]: {f.message}" for f in flagged
     ]
-    failures = [f for f in said if f.verdict.value == "fail"]
+    failures = [f for f in flagged if f.verdict.value == "fail"]
     outcome.accused = len(failures)
     if expected is None:
         outcome.innocent = len(failures)
@@ -237,7 +237,7 @@ def _score(outcome: Outcome, health: NodeHealth, expected: Expected | None, slot
     outcome.caught = outcome.verdict in expected.verdicts
     right = [
         f
-        for f in said
+        for f in flagged
         if _one_of(f.device, devices)
         and f.action in expected.actions
         and f.verdict.value in expected.verdicts

@@ -74,8 +74,8 @@ class Process:
         self._hello = b""
         header = sealed.header_of(given.partition(b"\n")[0])
         if "hello" in header:
-            said = {**worker_stream.versions(), "key": sealed.worker_public_key()}
-            self._hello = f"{worker_stream.HELLO}{json.dumps(said)}\n".encode()
+            greeting = {**worker_stream.versions(), "key": sealed.worker_public_key()}
+            self._hello = f"{worker_stream.HELLO}{json.dumps(greeting)}\n".encode()
             return
         about, share = (json.loads(one) for one in sealed.opened(given)[1].split(b"\n")[:2])
         self.lease = about["lease"]
@@ -131,24 +131,24 @@ class Process:
 
     def _said(self, now: float) -> list[Mapping[str, Any]]:
         """Build the lines of one frame."""
-        said: list[Mapping[str, Any]] = []
+        messages: list[Mapping[str, Any]] = []
         if now >= self._beat + worker_stream.BEAT or now == self.begun:
-            said.append(_ALIVE)
+            messages.append(_ALIVE)
             self._beat = now
         size, self._more = 0, False
         while self._count < len(self.nodes) and self.nodes[self._count][0] <= min(now, self.over):
             if size > worker_entry._GATHERED:
                 self._more = True
-                return said
+                return messages
             self._count += 1
-            said.append(one := self._event(self.nodes[self._count - 1][1], self._count))
+            messages.append(one := self._event(self.nodes[self._count - 1][1], self._count))
             size += len(json.dumps(one))
         if now >= self.over and not self.dead:
             trouble = {"status": "error", "job_explanation": worker_stream.STOPPED}
             status = trouble if self.stopped else {"status": "successful"}
-            said += [{**status, "gpuprov_events": self._count}, {"eof": True}]
+            messages += [{**status, "gpuprov_events": self._count}, {"eof": True}]
             self._all = True
-        return said
+        return messages
 
     def _frame(self, said: list[Mapping[str, Any]]) -> bytes:
         return self._sealer.frame(b"".join(json.dumps(one).encode() + b"\n" for one in said))

@@ -77,8 +77,8 @@ def call(
     """Run `argv` and return its standard output. Raises LabError with the end of its errors on failure."""
     done = attempt(*argv, timeout=timeout, stdin=stdin, extra=extra)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-1500:]
-        raise LabError(f"`{' '.join(done.args)}` failed with status {done.returncode}: {said}", fix)
+        message = (done.stderr.strip() or done.stdout.strip())[-1500:]
+        raise LabError(f"`{' '.join(done.args)}` failed with status {done.returncode}: {message}", fix)
     return done.stdout
 
 

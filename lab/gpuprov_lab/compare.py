@@ -149,8 +149,8 @@ def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[
         return {}, f"the simulated machine was not made within {late.timeout:.0f} s"
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        said = next((line.partition("error: ")[2] for line in lines if "error: " in line), lines[-1])
-        return {}, f"there is no simulator for SKU {sku} with driver {driver}: {said[:200]}"
+        message = next((line.partition("error: ")[2] for line in lines if "error: " in line), lines[-1])
+        return {}, f"there is no simulator for SKU {sku} with driver {driver}: {message[:200]}"
     except (OSError, ValueError) as error:
         return {}, f"the simulated machine could not be made: {error}"
 

@@ -114,9 +114,9 @@ def raise_limits() -> None:
     before: dict[str, int] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         before = json.loads(_LIMITS_BEFORE.read_text())
-    for key, wanted in LIMITS.items():
+    for key, required in LIMITS.items():
         now = int(_limit(key).read_text())
-        if now < wanted:
+        if now < required:
             before.setdefault(key, now)
     if before:
         make_root_only(STATE)

@@ -161,7 +161,7 @@ def wait_ready(
     """
     place, address = lab.node_place(node), lab.address(node)
     deadline = time.monotonic() + seconds
-    said = "no SSH server answered"
+    state = "no SSH server answered"
     while time.monotonic() < deadline and not (give_up and give_up.is_set()):
         if not process.running(place.pidfile):
             raise LabError(f"{node.name} died while booting: {boot_log_tail(place)}", f"see {place.boot_log}")
@@ -172,9 +172,9 @@ def wait_ready(
         done = attempt(*ssh(lab, node, ["systemctl is-system-running --wait"]), timeout=left)
         if done.stdout.strip() in {"running", "degraded"}:
             return done.stdout.strip()
-        said = f"{done.stderr.strip()} {done.stdout.strip()}".strip() or f"ssh ended with {done.returncode}"
+        state = f"{done.stderr.strip()} {done.stdout.strip()}".strip() or f"ssh ended with {done.returncode}"
         time.sleep(0.2)  # until pam_nologin admits users, or systemd can report its state
-    raise LabError(f"{node.name} was not ready within {seconds:.0f} s: {said}", f"see {place.boot_log}")
+    raise LabError(f"{node.name} was not ready within {seconds:.0f} s: {state}", f"see {place.boot_log}")
 
 
 def boot_log_tail(place: NodePlace) -> str:

@@ -128,14 +128,14 @@ def ensure_repository(
     """Build the repositories that nodes of `releases` need from `source`.
     The cached ones are reused until the source, the builder or the kernel changes.
     """
-    kernel, wanted = os.uname().release, _families(releases)
-    done = cache / content_key(source, kernel, wanted)
+    kernel, families = os.uname().release, _families(releases)
+    done = cache / content_key(source, kernel, families)
     with waiting_lock(cache.with_suffix(".lock")):
         if not (done / "fingerprints.json").exists():
             building = cache / f"building-{os.getpid()}"
             shutil.rmtree(building, ignore_errors=True)
             try:
-                _build(building, source, kernel, wanted, say)
+                _build(building, source, kernel, families, say)
                 shutil.rmtree(done, ignore_errors=True)
                 building.rename(done)
             finally:

@@ -216,8 +216,8 @@ def _relation(text: str, names: Mapping[str, str]) -> str:
 
 
 def _script(kind: str, text: str) -> tuple[str, str]:
-    ours, told = _DEB_SCRIPTS[kind]
-    return ours, f"{told}\n{text}"
+    ours, arguments = _DEB_SCRIPTS[kind]
+    return ours, f"{arguments}\n{text}"
 
 
 def _place(path: str) -> str:

@@ -78,7 +78,7 @@ def _stream(stream: str, rpms: list[Rpm], major: str) -> str:
         "  - requires:",
         f"      platform: [el{major}]",
         "  profiles:",
-        *(f"    {name}: {{rpms: [{', '.join(wanted)}]}}" for name, wanted in profiles.items()),
+        *(f"    {name}: {{rpms: [{', '.join(members)}]}}" for name, members in profiles.items()),
         "  artifacts:",
         "    rpms:",
         *(f"    - {nevra}" for nevra in sorted(rpm.nevra for rpm in rpms)),

@@ -51,8 +51,8 @@ def faults(place: NodePlace) -> Any:
 def _fault(place: NodePlace, *words: str) -> None:
     done = attempt(*_program("fault"), "--dir", place.silicon, *words)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise LabError(said[-1] if said else "the fault was refused", "gpuprov lab faults")
+        messages = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise LabError(messages[-1] if messages else "the fault was refused", "gpuprov lab faults")
 
 
 def _program(tool: str) -> list[str]:

@@ -65,13 +65,13 @@ class Supervisor:
 
     def _wait(self) -> int:
         assert self.node is not None  # noqa: S101
-        asked = 0.0
+        since = 0.0
         while True:
             try:
                 return self.node.wait(timeout=0.5)
             except subprocess.TimeoutExpired:
-                asked = asked or (time.monotonic() if self.stopping else 0.0)
-                if asked and time.monotonic() - asked > POWER_OFF_SECONDS:
+                since = since or (time.monotonic() if self.stopping else 0.0)
+                if since and time.monotonic() - since > POWER_OFF_SECONDS:
                     self._pull_the_plug(self.node.pid)
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:

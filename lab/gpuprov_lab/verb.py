@@ -127,14 +127,14 @@ def _up(options: argparse.Namespace) -> ExitCode:
 
     if options.seed is not None and options.seed < 1:
         raise UsageError(f"--seed {options.seed} is not a positive number", "")
-    wanted = wanted_nodes(options.nodes, options.node)
+    nodes = wanted_nodes(options.nodes, options.node)
     inventory = options.inventory or Path(f"inventory/{options.lab}.yml")
     if options.speed is not None and not 0.01 <= options.speed <= 10000:
         raise UsageError(f"--speed {options.speed:g} is not between 0.01 and 10000", "1 is real time")
-    with Progress("lab up", total=len(wanted)) as progress:
+    with Progress("lab up", total=len(nodes)) as progress:
         lab = fleet.up(
             options.lab,
-            wanted,
+            nodes,
             inventory,
             progress,
             seed=options.seed,

@@ -64,8 +64,8 @@ class Words:
     bad: str
 
     def description(self, limits: Limits | None) -> str:
-        said = f"Healthy: {self.healthy}\n\nBad: {self.bad}"
-        return f"{said}\n\nColours: {limits.source}" if limits else said
+        text = f"Healthy: {self.healthy}\n\nBad: {self.bad}"
+        return f"{text}\n\nColours: {limits.source}" if limits else text
 
 
 @dataclass(frozen=True)
@@ -340,8 +340,8 @@ def _cell(column: Column) -> list[model.DynamicConfigValue]:
 
 
 def _panel(panel: Panel, words: Words, limits: Limits | None, width: int, height: int) -> Panel:
-    said = words.description(limits)
-    return panel.title(words.title).description(said).datasource(SOURCE).span(width).height(height)
+    description = words.description(limits)
+    return panel.title(words.title).description(description).datasource(SOURCE).span(width).height(height)
 
 
 def _target(query: Query, ref: str) -> prometheus.Dataquery:

@@ -132,8 +132,8 @@ def _numbered(vector: str) -> str:
 
 def _amds(field: str, sel: str, form: str = "{}") -> str:
     """Return ` or` and AMD's metrics for the field. `form`: a format for each metric."""
-    told = _of_amds(sel)
-    metrics = [f"{metric}{{{told}{_ONE_OF.get(metric, '')}}}" for metric in AMDS.get(field, ())]
+    matchers = _of_amds(sel)
+    metrics = [f"{metric}{{{matchers}{_ONE_OF.get(metric, '')}}}" for metric in AMDS.get(field, ())]
     return f" or {_numbered(' or '.join(map(form.format, metrics)))}" if metrics else ""
 
 

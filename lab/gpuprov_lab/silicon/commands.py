@@ -122,11 +122,11 @@ def _clear(node, words: list) -> None:
     else:
         if words[0] not in faults.FAULTS:
             faults.parse(words[:1], node)
-        wanted = dict(word.partition("=")[::2] for word in words[1:])
+        parameters = dict(word.partition("=")[::2] for word in words[1:])
         node.faults = [
             one
             for one in node.faults
-            if one["id"] != words[0] or any(str(one.get(key)) != value for key, value in wanted.items())
+            if one["id"] != words[0] or any(str(one.get(key)) != value for key, value in parameters.items())
         ]
     node.save()
 

@@ -49,11 +49,11 @@ def error(node) -> int:
 def devices(node) -> list:
     """Return the GPUs in CUDA's order, filtered by CUDA_VISIBLE_DEVICES; an unknown entry ends the list."""
     usable = node.usable()
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return usable
     chosen = []
-    for word in wanted.split(","):
+    for word in visible.split(","):
         name = word.strip()
         if name.isdigit() and int(name) < len(usable):
             gpu = usable[int(name)]

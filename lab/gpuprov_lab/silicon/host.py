@@ -82,12 +82,12 @@ def _missing(node, module: int) -> bool:
 def _write_blocks(node, folder: Path) -> None:
     """Write the memory that firmware reports, without missing modules (memory-hotplug.rst)."""
     modules = sum(not _missing(node, module) for module in range(MODULES))
-    wanted = {f"memory{number}" for number in range(modules * MODULE_MIB // BLOCK_MIB)}
+    expected = {f"memory{number}" for number in range(modules * MODULE_MIB // BLOCK_MIB)}
     _put(folder / "block_size_bytes", f"{BLOCK_MIB * 2**20:x}")
     known = {path.name for path in folder.iterdir() if path.is_dir()}
-    for name in known - wanted:
+    for name in known - expected:
         (folder / name).rmdir()
-    for name in wanted - known:
+    for name in expected - known:
         (folder / name).mkdir()
 
 

@@ -66,17 +66,17 @@ def rmmod(node, arguments: list) -> int:
     for name in names:
         users = surfaces.holders(node.folder, name)
         if not node.loaded(name):
-            said = f"Module {name} is not currently loaded"
+            message = f"Module {name} is not currently loaded"
         elif users:
-            said = f"Module {name} is in use by: {' '.join(users)}"
+            message = f"Module {name} is in use by: {' '.join(users)}"
         elif _busy(node, name):
-            said = f"Module {name} is in use"
+            message = f"Module {name} is in use"
         elif not os.access(str(node.folder / "sys_module"), os.W_OK):
-            said = f"could not remove '{name}': {NOT_PERMITTED}"
+            message = f"could not remove '{name}': {NOT_PERMITTED}"
         else:
             _unload(node, name)
             continue
-        print(f"rmmod: ERROR: {said}", file=sys.stderr)
+        print(f"rmmod: ERROR: {message}", file=sys.stderr)
         status = 1
     return status
 

@@ -11,11 +11,11 @@ ENDINGS = (".ko", ".ko.xz")
 def find(root: Path, name: str):
     """Find the module's file for the running kernel, or None; DKMS's folders win, as in depmod."""
     base = root / "lib/modules" / platform.release()
-    wanted = name.replace("-", "_")
+    module = name.replace("-", "_")
     found = []
     for path in base.rglob("*.ko*") if base.is_dir() else ():
         for ending in ENDINGS:
-            if path.name.endswith(ending) and path.name[: -len(ending)].replace("-", "_") == wanted:
+            if path.name.endswith(ending) and path.name[: -len(ending)].replace("-", "_") == module:
                 found.append(path)
     found.sort(key=lambda path: ("updates" not in path.parts, str(path)))
     return found[0] if found else None

@@ -127,9 +127,9 @@ def write(node) -> None:
     if not (bus / "devices").is_symlink():
         (bus / "devices").symlink_to("../../../sys_pci")
     cards = working(node)
-    wanted = {card["name"] for card in cards}
+    names = {card["name"] for card in cards}
     for known in folder.iterdir():
-        if known.name not in wanted:
+        if known.name not in names:
             shutil.rmtree(str(known))
     for card in on_bus(node):
         shutil.rmtree(str(node.folder / "sys_pci" / card["address"] / "infiniband"), ignore_errors=True)

@@ -140,7 +140,7 @@ def _case(node, gpus: list, asked: str, output) -> None:
     if name not in CASES:
         output.status(name, "ERROR", f"Testcase {name} not found!")
         return
-    kind, way, description = CASES[name]
+    kind, direction, description = CASES[name]
     if kind in _NEEDS_PEERS and len(gpus) < 2:
         output.status(name, "Waived", "")
         return
@@ -151,12 +151,12 @@ def _case(node, gpus: list, asked: str, output) -> None:
         first, second = (_matrix(node, gpus, "bidirectional", engine) for _ in range(2))
         total = [[_sum(x, second[i][j]) for j, x in enumerate(row)] for i, row in enumerate(first)]
         label = "memcpy {} GPU(row) <-> GPU(column) {} bandwidth (GB/s)"
-        words = [(f"{way}1", first), (f"{way}2", second), ("Total", total)]
+        words = [(f"{direction}1", first), (f"{direction}2", second), ("Total", total)]
         for word, matrix in words:
             output.matrix(f"{name}_{word.lower()}", label.format("SM" if engine < 1 else "CE", word), matrix)
     else:
         share = output.host_share if kind in ("host", "all_host") else 1.0
-        output.matrix(name, description, _values(node, gpus, kind, way, engine * share))
+        output.matrix(name, description, _values(node, gpus, kind, direction, engine * share))
 
 
 def _sum(one, other):

@@ -62,24 +62,24 @@ def write_pci(node) -> None:
     """Write the PCI devices according to the faults."""
     devices = node.folder / "sys_pci"
     lost = [gpu["address"] for gpu in node.present() if node.lost(gpu)]
-    wanted = dict(amd.pci(node) if node.vendor == "amd" else _gpus(node))
-    wanted.update(_switches(node))
-    wanted.update(nics.pci(node))
+    functions = dict(amd.pci(node) if node.vendor == "amd" else _gpus(node))
+    functions.update(_switches(node))
+    functions.update(nics.pci(node))
     above = dict(bridges.wanted(node))
     own = (
         {bridge: gpu for gpu in node.on_bus() for bridge in amd.bridges_of(gpu)}
         if node.vendor == "amd"
         else {}
     )
-    wanted.update(above)
+    functions.update(above)
     for known in devices.iterdir():
-        if known.is_symlink() and known.name not in wanted:
+        if known.is_symlink() and known.name not in functions:
             known.unlink()
-        elif known.name not in (*wanted, amd.TREE):
+        elif known.name not in (*functions, amd.TREE):
             shutil.rmtree(str(known))
     if node.vendor == "amd":
         amd.lay_out(node)
-    for address, files in wanted.items():
+    for address, files in functions.items():
         (devices / address).mkdir(exist_ok=True)
         put(devices / address, {**files, "irq": "0", "resource": "\n".join(["0x0 0x0 0x0"] * 13)})
         if address in above:

@@ -122,8 +122,8 @@ def _validate(node, flags: dict) -> None:
         saved = json.loads((node.root / place.lstrip("/")).read_text())
         same = saved == build(node)
     except OSError as error:
-        said = f"opening CDI spec file {place}: open {place}: {(error.strerror or '').lower()}"
-        raise RefusedError(f"failed to validate CDI spec: {said}") from None
+        message = f"opening CDI spec file {place}: open {place}: {(error.strerror or '').lower()}"
+        raise RefusedError(f"failed to validate CDI spec: {message}") from None
     except ValueError as error:
         raise RefusedError(f"failed to validate CDI spec: decoding CDI spec file {place}: {error}") from None
     except RefusedError as why:
@@ -177,8 +177,8 @@ def _configure(node, flags: dict) -> None:
         try:
             settings = json.loads(path.read_text())
         except ValueError as error:
-            said = f"error decoding configuration file: {shown} | err: {error}"
-            raise RefusedError(f"failed to init config for runtime engine: docker | err: {said}") from None
+            message = f"error decoding configuration file: {shown} | err: {error}"
+            raise RefusedError(f"failed to init config for runtime engine: docker | err: {message}") from None
     if "remove" in flags:
         shutil.rmtree(str(node.root / "etc/cdi"), ignore_errors=True)
         if "runtimes" not in settings:
@@ -230,11 +230,11 @@ def _bundle(arguments: list) -> str:
 def _give(node, config: Path) -> None:
     settings = json.loads(config.read_text())
     environment = settings["process"].get("env", [])
-    wanted = [one.partition("=")[2] for one in environment if one.startswith("AMD_VISIBLE_DEVICES=")]
-    if not wanted:
+    requested = [one.partition("=")[2] for one in environment if one.startswith("AMD_VISIBLE_DEVICES=")]
+    if not requested:
         return
     gpus = _gpus(node, "getting AMD GPU info")
-    paths = [path for number in _numbers(wanted[-1], len(gpus)) for path in gpus[number]] + ["/dev/kfd"]
+    paths = [path for number in _numbers(requested[-1], len(gpus)) for path in gpus[number]] + ["/dev/kfd"]
     linux = settings.setdefault("linux", {})
     for path in paths:
         major, minor, mode, group = devices.numbers(path)

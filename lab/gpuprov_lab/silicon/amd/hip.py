@@ -38,11 +38,11 @@ def devices(node) -> list:
     if noise.fraction("hip", node.seed, node.name) < 0.5:
         found = sorted(found, key=lambda gpu: noise.fraction("hip", node.seed, node.name, gpu["slot"]))
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        wanted = os.environ.get(name)
-        if wanted is None:
+        visible = os.environ.get(name)
+        if visible is None:
             continue
         chosen = []
-        for word in wanted.split(","):
+        for word in visible.split(","):
             gpu = _named(node, found, word.strip())
             if gpu is None:
                 break

@@ -200,9 +200,9 @@ def partition(node, gpu) -> tuple:
     changed = node.fault("partition_mode", gpu=gpu["slot"]) or node.fault("partition_site")
     if changed and node.sku["partition"]:
         return changed["mode"], node.sku["memory_partition"]
-    asked = node.folder / MEMORY_MODE
-    if node.sku["partition"] and asked.exists():
-        memory = asked.read_text().strip()
+    requested = node.folder / MEMORY_MODE
+    if node.sku["partition"] and requested.exists():
+        memory = requested.read_text().strip()
         return node.sku["partition"] if memory == node.sku["memory_partition"] else "CPX", memory
     return node.sku["partition"], node.sku["memory_partition"]
 

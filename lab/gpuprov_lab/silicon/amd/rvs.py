@@ -88,9 +88,9 @@ def _run(node, gpus: list, action: dict, level: int) -> None:
     if not gpus:
         say("ERROR ", f"{action['name']} gst {NOT_LISTED}")
         return
-    wanted = action.get("device", "all")
-    if wanted != "all":
-        gpus = [gpu for gpu in gpus if str(readings.identity(node, gpu)["kfd_id"]) in wanted.split()]
+    selected = action.get("device", "all")
+    if selected != "all":
+        gpus = [gpu for gpu in gpus if str(readings.identity(node, gpu)["kfd_id"]) in selected.split()]
     together = action.get("parallel") == "true"
     for group in [gpus] if together else [[gpu] for gpu in gpus]:
         with Load(node, "rvs", group):

@@ -154,10 +154,10 @@ def keep_memory_modes(node) -> None:
     All GPUs of a hive change together (amdgpu_gmc.c). In any mode but the usual one they are CPX."""
     for gpu in readings.answering(node):
         place = node.folder / "sys_pci" / gpu["address"]
-        asked = place / "current_memory_partition"
+        requested = place / "current_memory_partition"
         offered = place / "available_memory_partition"
-        if asked.exists() and asked.read_text().strip() in offered.read_text().strip().split(", "):
-            (node.folder / readings.MEMORY_MODE).write_text(asked.read_text())
+        if requested.exists() and requested.read_text().strip() in offered.read_text().strip().split(", "):
+            (node.folder / readings.MEMORY_MODE).write_text(requested.read_text())
             return
 
 

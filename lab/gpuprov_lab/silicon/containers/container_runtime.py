@@ -54,13 +54,13 @@ def _low_level(node) -> list:
 def _add_gpus(node, settings: dict) -> bool:
     """Apply the devices that the container's environment names; False if it names none."""
     environment = settings["process"].get("env", [])
-    asked = [one.partition("=")[2] for one in environment if one.startswith("NVIDIA_VISIBLE_DEVICES=")]
-    if not asked or asked[-1] in ("", "void", "none"):
+    requested = [one.partition("=")[2] for one in environment if one.startswith("NVIDIA_VISIBLE_DEVICES=")]
+    if not requested or requested[-1] in ("", "void", "none"):
         return False
     spec = cdi_spec.build(node, os.environ.get("SILICON_VERSION") or "1.19.1")
     known = {one["name"]: one["containerEdits"] for one in spec["devices"]}
     _apply(settings, spec["containerEdits"])
-    for name in asked[-1].split(","):
+    for name in requested[-1].split(","):
         if name not in known:
             raise LookupError(f"unresolvable CDI devices runtime.nvidia.com/gpu={name}")
         _apply(settings, known[name])

@@ -82,8 +82,8 @@ def _containerd(node, drop_in: Path, flags: dict) -> str:
     text = main.read_text() if main.exists() else "version = 2\n"
     source = text
     if flags.get("--config-source") == "command":
-        asked = subprocess.run(["containerd", "config", "dump"], stdout=subprocess.PIPE, check=True)
-        source = asked.stdout.decode()
+        dump = subprocess.run(["containerd", "config", "dump"], stdout=subprocess.PIPE, check=True)
+        source = dump.stdout.decode()
     pattern = f"/{drop_in.parent.relative_to(node.root)}/*.toml"
     if pattern not in text:
         main.parent.mkdir(parents=True, exist_ok=True)

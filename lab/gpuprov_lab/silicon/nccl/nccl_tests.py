@@ -127,15 +127,15 @@ def _perf(node, arguments: list, name: str) -> int:
     try:
         options = Options(arguments)
     except UsageError as why:
-        asked = str(why) == "help"
-        if not asked:
+        help_requested = str(why) == "help"
+        if not help_requested:
             print(f"{program}: {why}", file=sys.stderr)
         print(
             f"USAGE: {program} \n\t"
             + " \n\t".join(f"[-{x},--{long} <value>]" for x, long in LETTERS.items())
             + " \n\t[-h,--help]"
         )
-        return 0 if asked else 255
+        return 0 if help_requested else 255
     world = mpi.world(node)
     form = rccl_report.Report if node.vendor == "amd" else nccl_report.Report
     report = form(node, program, options, arguments) if world.rank == 0 else nccl_report.Silent()
@@ -153,17 +153,17 @@ alltoall_perf = partial(_perf, name="alltoall")
 
 
 def _run(node, name: str, options: Options, report, world, runtime) -> int:
-    gpus, wanted = runtime.devices(node), options.number("t") * options.number("g")
+    gpus, requested = runtime.devices(node), options.number("t") * options.number("g")
     before = world.gather(node.name)[: world.rank].count(node.name)  # earlier processes on this node
     report.head()
     problem = runtime.error(node)
     if problem:
         print(f"{platform.node()}: Test CUDA failure common.cu:1024 '{runtime.NAMES[problem][1]}'")
         return CUDA_ERROR
-    first = int(os.environ.get("NCCL_TESTS_DEVICE") or before * wanted)
-    if first + wanted > len(gpus) or wanted < 1:
-        return report.too_few(first + wanted, len(gpus))
-    gpus = gpus[first : first + wanted]
+    first = int(os.environ.get("NCCL_TESTS_DEVICE") or before * requested)
+    if first + requested > len(gpus) or requested < 1:
+        return report.too_few(first + requested, len(gpus))
+    gpus = gpus[first : first + requested]
     team = nccl_world.Team(node, world, world.gather(nccl_world.introduction(node, gpus, first)))
     report.devices(team.met)
     if team.lacks_cards():
@@ -245,10 +245,10 @@ def _verdict(rows: list, report) -> int:
     rates = [body["bus_bw"] for row in rows for body in row["bodies"]]
     average = sum(rates) / len(rates) if rates else float("nan")
     errors = sum(1 for row in rows for body in row["bodies"] if body["nwrong"])
-    asked = os.environ.get("NCCL_TESTS_MIN_BW")
+    minimum = os.environ.get("NCCL_TESTS_MIN_BW")
     least = -1.0
-    if asked is not None:
-        found = re.match(r"\s*\d+(\.\d*)?", asked)
+    if minimum is not None:
+        found = re.match(r"\s*\d+(\.\d*)?", minimum)
         least = float(found.group()) if found else 0.0
     report.footer(errors, average, least)
     return NUMBERS if errors or average < least * 0.9 else 0

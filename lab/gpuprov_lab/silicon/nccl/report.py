@@ -34,9 +34,9 @@ def tell_choice(name: str, size: int, algorithm: str, times: int) -> None:
     For NCCL an all-to-all consists of sends and receives, for which no algorithm is chosen. The lines go to
     NCCL_DEBUG_FILE, by default between the program's own lines.
     """
-    wanted = os.environ.get("NCCL_DEBUG_SUBSYS", "INIT,ENV").upper().split(",")
+    subsystems = os.environ.get("NCCL_DEBUG_SUBSYS", "INIT,ENV").upper().split(",")
     level = os.environ.get("NCCL_DEBUG", "").upper()
-    if name not in NAMES or level not in ("INFO", "TRACE") or not {"TUNING", "ALL"} & set(wanted):
+    if name not in NAMES or level not in ("INFO", "TRACE") or not {"TUNING", "ALL"} & set(subsystems):
         return
     line = "{}:{}:{} [0] NCCL INFO {}: {} Bytes -> Algo {} proto SIMPLE channel{{Lo..Hi}}={{0..15}}\n".format(
         platform.node().split(".")[0], os.getpid(), os.getpid(), NAMES[name], size, algorithm

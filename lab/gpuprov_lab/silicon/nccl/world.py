@@ -118,9 +118,9 @@ def agreed(order: list, offers: dict) -> dict:
     for place in range(nodes if nodes > 1 else 0):
         one, other = order[place - 1], order[place]
         for name, peer in ((one, other), (other, one)):
-            said = offers[name]
-            rate = min(rate, said["cards"] * said["every"] * said["slow"].get(peer, 1.0))
-            hangs = hangs or said["every_hangs"] or peer in said["hangs"]
+            own = offers[name]
+            rate = min(rate, own["cards"] * own["every"] * own["slow"].get(peer, 1.0))
+            hangs = hangs or own["every_hangs"] or peer in own["hangs"]
     return {
         "rate": rate,
         "hangs": hangs,
@@ -152,8 +152,8 @@ class Team:
 
     def agree(self, collective: str) -> dict:
         """Agree with all processes under the current faults; if data never arrives, wait until killed."""
-        said = self.world.gather(offer(self.node, self.gpus, collective, len(self.order)))
-        found = agreed(self.order, {one["name"]: said[rank] for rank, one in enumerate(self.met)})
+        offers = self.world.gather(offer(self.node, self.gpus, collective, len(self.order)))
+        found = agreed(self.order, {one["name"]: offers[rank] for rank, one in enumerate(self.met)})
         if found["hangs"]:
             sys.stdout.flush()
             while True:

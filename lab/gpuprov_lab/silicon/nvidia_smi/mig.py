@@ -26,12 +26,12 @@ _LONG = {
 
 def run(node, words: list, choose) -> int:
     """Run `mig …` and return the exit status; `choose` finds the GPUs that -i names."""
-    asked = _read(words)
-    if asked is None:
+    options = _read(words)
+    if options is None:
         print(INVALID)
         return BAD_ARGUMENT
-    gpus, _ = choose(node, asked.get("-i"))
-    action = next(one for one in (*_LISTS, *_CHANGES) if one in asked)
+    gpus, _ = choose(node, options.get("-i"))
+    action = next(one for one in (*_LISTS, *_CHANGES) if one in options)
     settings = Settings(node)
     capable = bool(profiles(node.sku_name))
     enabled = [(index, gpu) for index, gpu in gpus if settings.of(gpu)["mig"]]
@@ -45,7 +45,7 @@ def run(node, words: list, choose) -> int:
     if not node.privileged():
         print("Insufficient Permissions")
         return NOT_PERMITTED
-    status = _CHANGES[action](node, settings, enabled, asked)
+    status = _CHANGES[action](node, settings, enabled, options)
     settings.save()
     mig_files.write(node)
     return status
@@ -96,22 +96,22 @@ def entries(node, one: dict) -> list:
 
 
 def _read(words: list):
-    asked, rest = {}, list(words)
+    options, rest = {}, list(words)
     while rest:
         word = _LONG.get(rest[0], rest[0])
         rest.pop(0)
         if word in ("-i", "-cgi", "-gi", "-ci"):
             if not rest:
                 return None
-            asked[word] = rest.pop(0)
+            options[word] = rest.pop(0)
         elif word == "-cci":
-            asked[word] = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+            options[word] = rest.pop(0) if rest and not rest[0].startswith("-") else ""
         elif word in (*_LISTS, "-dci", "-dgi", "-C"):
-            asked[word] = ""
+            options[word] = ""
         else:
             return None
-    actions = [one for one in (*_LISTS, *_CHANGES) if one in asked]
-    return asked if len(actions) == 1 else None
+    actions = [one for one in (*_LISTS, *_CHANGES) if one in options]
+    return options if len(actions) == 1 else None
 
 
 def _table(title: str, heads: tuple, rows: list) -> None:

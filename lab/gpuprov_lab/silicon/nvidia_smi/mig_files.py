@@ -32,12 +32,12 @@ def write(node) -> None:
     """Write the current partitions of every GPU."""
     place = node.folder / "proc_driver/nvidia/capabilities"
     shutil.rmtree(str(place), ignore_errors=True)
-    wanted = set()
+    numbers = set()
     if node.driver():
         for gpu in node.present():
-            wanted.update(_show(place, gpu, instances(node, gpu)))
+            numbers.update(_show(place, gpu, instances(node, gpu)))
     if str(node.root) == "/":
-        _make(Path("/dev/nvidia-caps"), wanted)
+        _make(Path("/dev/nvidia-caps"), numbers)
 
 
 def _show(place: Path, gpu, found) -> list:

@@ -60,9 +60,9 @@ def profiles(sku_name: str) -> list:
 
 def find(sku_name: str, word: str):
     """Find a profile by number or name (`19`, `1g.10gb`, `MIG 1g.10gb`); None if it is unknown."""
-    wanted = word.strip().lower()
+    name = word.strip().lower()
     for one in profiles(sku_name):
-        if wanted in (str(one["id"]), one["name"], "mig " + one["name"]):
+        if name in (str(one["id"]), one["name"], "mig " + one["name"]):
             return one
     return None
 

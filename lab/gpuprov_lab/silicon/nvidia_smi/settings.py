@@ -46,10 +46,10 @@ def run(node, driver: str, action: str, value: str, gpus) -> int:
     if not node.privileged():
         print(f"Unable to {WORDS[action]} GPU {bus(gpus[0][1])}: Insufficient Permissions\n{STOPPED}")
         return NOT_PERMITTED
-    change, said = _Change(node, driver), []
+    change, messages = _Change(node, driver), []
     try:
         for _, gpu in gpus:
-            said += _DO[action](change, gpu, value) or []
+            messages += _DO[action](change, gpu, value) or []
     except _StopError as stop:
         return stop.args[0]
     finally:
@@ -59,7 +59,7 @@ def run(node, driver: str, action: str, value: str, gpus) -> int:
         _warn(change.settings, gpus)
     if action != "reset" or gpus:
         print("All done.")
-    for line in dict.fromkeys(said):
+    for line in dict.fromkeys(messages):
         print(line)
     return 0
 

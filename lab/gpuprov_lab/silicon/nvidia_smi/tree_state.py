@@ -77,12 +77,12 @@ def performance(node, one: dict, form: int) -> list:
         ("sw_thermal_slowdown", "SW Thermal Slowdown", reason == "sw_thermal"),
         ("display_clocks_setting", "Display Clock Setting", False),
     ]
-    word, said = ("event", "Event") if form >= 535 else ("throttle", "Throttle")
+    word, title = ("event", "Event") if form >= 535 else ("throttle", "Throttle")
     events = [(f"clocks_{word}_reason_{x}", t, "Active" if on else "Not Active") for x, t, on in flags]
     entries = [
         ("fan_speed", "Fan Speed", NA),
         ("performance_state", "Performance State", one["state"]),
-        (f"clocks_{word}_reasons", f"Clocks {said} Reasons", events),
+        (f"clocks_{word}_reasons", f"Clocks {title} Reasons", events),
     ]
     if form >= 575:
         entries.append(("clocks_event_reasons_counters", "Clocks Event Reasons Counters", _counters(reason)))

@@ -98,8 +98,8 @@ def _said(connection, mine: dict):
         if not data or len(line) > _LONGEST:
             return None
     try:
-        said = json.loads(line)
-        return {"name": str(said["name"]), _measured(mine): float(said[_measured(mine)])}
+        message = json.loads(line)
+        return {"name": str(message["name"]), _measured(mine): float(message[_measured(mine)])}
     except (ValueError, KeyError, TypeError):
         return None
 
