@@ -1,4 +1,7 @@
-"""Findings that only hours of load show: reboots, aborts, Xids, clock jumps, gaps, drift (pure)."""
+"""Findings that only hours of load show (pure).
+
+Reboots, aborts, GPU errors between the tests, clock jumps, gaps in the samples, drift.
+"""
 
 from __future__ import annotations
 

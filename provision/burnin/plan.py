@@ -162,7 +162,7 @@ def _too_small(load: Load, caps: Caps, waiting: Mapping[str, float], fleet: Cap)
 def drawn(
     plan: Plan, rack: str | None = None, late: Mapping[str, float] | None = None
 ) -> list[tuple[float, float]]:
-    """Return (second, kilowatts from then on) for all nodes or a rack, if every part takes longest.
+    """Return (second, kilowatts from then on) for all nodes or a rack, with every part at its longest.
 
     `late`: node → delay in seconds after the first node's order. Nodes of unknown power count as 0."""
     late = late or {}

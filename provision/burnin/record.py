@@ -234,7 +234,7 @@ def _onset(found: Results) -> list[dict[str, Any]]:
 
 
 def _thermal(found: Results) -> list[dict[str, Any]]:
-    """Return mean temperatures under load by place, for all nodes of a SKU, which show the airflow."""
+    """Return mean temperatures under load by place over all nodes of a SKU, to show the airflow."""
     places: dict[tuple[str, str], dict[str, float]] = {}
     for name, one in found.nodes.items():
         sku = str(one.seen.gpuprov_node.get("gpu", {}).get("sku") or "unknown SKU")

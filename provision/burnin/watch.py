@@ -155,7 +155,7 @@ def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
             one.alarms[name] = one.alarms.get(name, 0) + 1
             one.longest[name] = max(one.longest.get(name, 0), row_now)
     if not throttled:
-        if loaded:  # no throttling between two loads: it continues with the next
+        if loaded:  # idle time between two loads does not end a throttling, which may continue in the next
             one._held = 0
         return
     if one._held == 0:

@@ -34,7 +34,7 @@ class Subject:
         self._renderer.mentioned.update(DECIDING)
 
     def get(self, name: str) -> Any:
-        """Return the variable's value; None if it is absent, unknown yet, or belongs to an unused role."""
+        """Return the variable's value; None if it is absent, not yet known, or of an unused role."""
         owner = next((role for role in all_roles().values() if name.startswith(f"{role.name}_")), None)
         if owner is not None and not self.uses(owner):
             return None

@@ -83,7 +83,9 @@ def is_a(form: str, text: Any) -> bool:
 
 def beside(inventory: Path) -> Path:
     """Return the path of an inventory's lock file, which is next to the inventory's file or folder.
-    Inside it, Ansible would read an inventory. Of several inventories, the first with a lock file counts."""
+
+    Inside that folder, Ansible would read it as an inventory. Of several inventories, the first with a lock
+    file counts."""
     places = [each.absolute().parent / NAME for each in sources(inventory)]
     return next((path for path in places if path.exists()), places[0])
 

@@ -1,4 +1,4 @@
-"""Monitoring hosts, which are the members of the inventory's group `gpuprov_monitoring`.
+"""Monitoring hosts, the members of the inventory's group `gpuprov_monitoring`.
 They run the role monitoring and are not GPU nodes (service_hosts.py)."""
 
 from __future__ import annotations

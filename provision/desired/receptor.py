@@ -1,4 +1,4 @@
-"""The mesh of workers, which are the members of the inventory's group `gpuprov_workers`.
+"""The mesh of workers, the members of the inventory's group `gpuprov_workers`.
 They run the role receptor and are not GPU nodes (service_hosts.py).
 
 A member's settings depend on all others: it listens if another member connects to it. So the list of nodes is
@@ -40,7 +40,7 @@ def is_managed(node: Node) -> bool:
 
 
 def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
-    """Return `fleet`, which is `whole` without the group's members, with the members of the mesh.
+    """Return `fleet` (`whole` without the group's members) plus the members of the mesh.
     There is a mesh if a member is a controller, which gives work to the others."""
     members = {name for name, node in whole.nodes.items() if is_managed(node)}
     if not any(_is_controller(whole.nodes[name]) for name in members):

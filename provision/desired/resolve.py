@@ -311,7 +311,7 @@ def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> 
 
 
 def _prepared(variables: Mapping[str, Any], asked: Sequence[str], answer: Path) -> dict[str, Any]:
-    """Return the variables of a local host; aliases keep Ansible from applying the wanted names."""
+    """Return a host's variables for a local run; aliases keep Ansible from using requested ones itself."""
     aliases = {f"resolve_{number}": variables[name] for number, name in enumerate(asked)}
     return {
         **variables,

@@ -269,7 +269,7 @@ class Rank:
         self.store.wait([name + ", all"])
 
     def agreed(self, name, number):
-        """Return the first rank's number to all ranks."""
+        """Return the first rank's number, on every rank."""
         if self.rank == 0:
             self.store.set(name, str(number))
         return int(self.store.get(name))
@@ -314,7 +314,7 @@ class Rank:
             self.torch.cuda.synchronize()
 
     def measured(self, step, seconds, name):
-        """Return the medians of the steps done in about so many seconds, the same number on all ranks."""
+        """Return medians of the steps in about so many seconds; all ranks do equally many unless alone."""
         step()
         self.finish()
         began = time.perf_counter()

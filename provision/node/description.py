@@ -18,7 +18,7 @@ def describe(facts: Any, products: Any) -> Any:
 
 
 def describe_gpus(facts: Any, products: Any) -> Any:
-    """Describe the GPUs; `sku` and `architecture` are None if GPUs differ, `vendor` without GPUs."""
+    """Describe the GPUs; `sku` and `architecture` are None if not shared by all, `vendor` without GPUs."""
     ids = sorted({str(device.get("device_id", "")).lower() for device in facts.get("gpu.pci") or ()})
     matching = [products.get(pci_id) or {} for pci_id in ids]
     skus = {product.get("sku") for product in matching}

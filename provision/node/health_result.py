@@ -46,7 +46,7 @@ def follow(request):
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     reader = select.poll()
-    reader.register(1, 0)  # notices only the end: sshd sends no signal to a program without a terminal
+    reader.register(1, 0)  # reports only a hang-up: sshd sends no signal to a program without a terminal
     path = os.path.join(request.get("folder", HEALTH_FOLDER), HEALTH_FILE)
     while True:
         # Checked before the file is read, so that a change in between is noticed the next time.

@@ -115,7 +115,7 @@ class Peers:
         self._nodes += 1
 
     def found(self) -> dict[int, list[Finding]]:
-        """Return the findings of the comparison by node number, in order of adding from 0."""
+        """Return the comparison's findings by node number; nodes are numbered from 0 as they are added."""
         added: dict[int, list[Finding]] = defaultdict(list)
         for (sku, name), places in self._groups.items():
             metric = self._table.metrics[name]

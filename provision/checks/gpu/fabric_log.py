@@ -72,7 +72,7 @@ def switch_errors(node: CheckNode) -> list[KernelEvent]:
 
 
 def judge(node: CheckNode, findings: Sequence[Finding]) -> list[Finding]:
-    """Add the findings of the logs, as the cause of GPUs that have not joined or separately."""
+    """Add the findings of the logs: as the cause if GPUs have not joined, or else separately."""
     updated = list(findings)
     for name, (log, _) in _LOGS.items():
         try:

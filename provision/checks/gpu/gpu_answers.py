@@ -46,7 +46,9 @@ def command() -> Command:
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Add a failure, with serial and PCI address, per unresponsive GPU; `gpus`: PCI address → device."""
+    """Add a failure, with serial and PCI address, per unresponsive GPU; `gpus`: PCI address → device.
+
+    Without an output (nothing was queried) the findings do not change."""
     if output is None or output.not_started:
         return list(known)
     if output.timed_out:
@@ -71,7 +73,7 @@ def _words(error: str) -> str:
 def _unproven(
     check: str, output: Output, gpus: Mapping[str, str], findings: Sequence[Finding]
 ) -> list[Finding]:
-    """Return an error if the answer proves no GPU healthy, unless a lost GPU is already reported."""
+    """Return errors for GPUs that the answer does not cover, unless a lost GPU is already reported."""
     if any(one.metric == METRIC for one in findings):
         return []
     rows = _rows(output)[: None if output.stdout.endswith("\n") else -1]  # the last one may be cut

@@ -253,7 +253,10 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
 
 
 def _unanswered(errors: dict[str, str], device: str) -> list[Measurement]:
-    """Return `unanswered`, the GPU's worst NVML error, and `forbidden`, readings that only root may see."""
+    """Return `unanswered`, the GPU's worst NVML error, and `forbidden`, readings that only root may see.
+
+    `unanswered_readings` is the number of failed readings, `unanswered_first` the first of them, and
+    `unanswered_judged` whether any of them is judged."""
     refused = sorted(path for path, error in errors.items() if error == NOT_PERMITTED)
     faulty = sorted(path for path, error in errors.items() if error != NOT_PERMITTED)
     measurements = []

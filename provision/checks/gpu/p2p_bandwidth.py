@@ -260,7 +260,7 @@ def _slow_cells(
 def accuse(
     device: str, cells: Sequence[Cell], slow: Mapping[Cell, Slow], words: Mapping[str, str], action: str
 ) -> Finding:
-    """Build one finding per culprit with its slow cells as evidence; `words`: metric → its name."""
+    """Build the finding for one culprit, with its slow cells as evidence; `words`: metric → its name."""
     reasons = [slow[cell] for cell in cells]
     verdict = Verdict.FAIL if any(reason.verdict is Verdict.FAIL for reason in reasons) else Verdict.WARN
     reason = min((r for r in reasons if r.verdict is verdict), key=lambda r: r.value or 0.0)

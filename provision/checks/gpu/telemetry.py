@@ -110,7 +110,8 @@ def measure(output: Output | None, gpus: Mapping[str, str]) -> list[Measurement]
 def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
     """Parse CSV rows into measurements per GPU; raise ParseError.
 
-    Measures PCIe generation and width, median clock, power and temperature, and each alarm's share (0 to 1).
+    Measures PCIe generation and width, median clock, power and temperature under load, and the share of the
+    samples (0 to 1) in which each alarm throttled the clocks.
     """
     if output.not_started or output.timed_out:
         why = output.not_started or "it did not answer in time"

@@ -1,4 +1,7 @@
-"""Rows of nvidia-smi's CSV samples, and each GPU's samples over time for plots (pure)."""
+"""Rows of nvidia-smi's CSV samples, and each GPU's samples over time for plots (pure).
+
+The end of the CSV may be cut off by a kill, and its middle omitted because a buffer was full.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def beside_gap(lines: Sequence[str], at: int) -> bool:
-    """Return whether a line is next to an omission of the output, so that half of it may be missing too."""
+    """Return whether a line is next to omitted output, so that half of it may be missing too."""
     return any(
         line.startswith("[gpuprov: ") for line in (*lines[max(at - 1, 0) : at], *lines[at + 1 : at + 2])
     )

@@ -1,4 +1,7 @@
-"""Rules of host_health for memory, CPUs, services, file systems and NCCL variables of a machine."""
+"""Rules of host_health for memory, CPUs, services, file systems and NCCL variables of a machine.
+
+Undeclared values are compared with the fleet instead (data/majority.yml).
+"""
 
 from __future__ import annotations
 

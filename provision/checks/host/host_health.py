@@ -85,7 +85,7 @@ def _runtime(node: CheckNode) -> str:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Parse the health of the drives and the number of GPUs in a container.
+    """Parse the health of the drives and the number of GPUs that a container sees.
 
     Unreadable output leaves the measurement `unreadable.<what>` with the reason.
     """

@@ -1,7 +1,7 @@
 """Users' own checks, which a distribution declares in the entry point group `gpuprov.checks`.
 
-docs/own-checks.md is a tutorial. Own checks are searched only if more than a shipped check is requested by
-name, so that other commands do not pay for it. An unusable check stops the run and names its distribution: if
+docs/own-checks.md is a tutorial. A request for shipped checks by name does not look for own checks, so that
+commands that need none do not pay for it. An unusable check stops the run and names its distribution: if
 it were skipped silently, everybody would believe that it passed.
 """
 

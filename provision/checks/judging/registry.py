@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Checks(Mapping[str, T]):
     """Checks by id in run order: built-in checks, then users' own.
 
-    Own checks are searched only when more than a built-in check is requested by id.
+    A lookup of a built-in check by id does not load the users' own checks.
     """
 
     def __init__(self, ours: Iterable[Entry], own: Callable[[], dict[str, Entry]] = dict) -> None:

@@ -1,6 +1,6 @@
 """The table of checks with id, scope, stage and module; CONTRIBUTING.md describes how to add one.
 
-Short checks come first and loads last: bandwidth measured right after a burn-in is low because the GPUs are
+Short checks come first and loads last: bandwidth measured right after a burn is low because the GPUs are
 hot, not because a link is bad. So the inventory comes first, then cards and pairs, then groups, then the burn
 and NVIDIA's diagnostic, which is a load as well. No pause to cool down is needed: a collective of seconds
 warms no GPU, and the loads run after everything that they could disturb.
@@ -31,7 +31,7 @@ STAGES: tuple[Stage, ...] = ("quick", "standard", "burnin")
 
 @dataclass(frozen=True)
 class Entry:
-    """One check. `scope`: the kind of device its findings are about.
+    """One check. `scope`: what its findings are about.
 
     `module`: its module below provision.checks; empty if each vendor has its own. For a user's own check:
     `own`, the check itself, and `source`, its distribution (`gpuprov-own-check 1.0`).

@@ -147,7 +147,9 @@ def read(
 
 
 def _merge(seen: dict[tuple[str, int | str, str], KernelEvent], found: Iterable[KernelEvent]) -> None:
-    """Merge the events of another log: the worse line, the larger count, and the first log's clock."""
+    """Merge the events of another log: keep the worse line and the larger count.
+
+    The clocks of two logs differ, so the times of the first log are kept."""
     for event in found:
         key = event.kind, event.code, event.address
         if (previous := seen.get(key)) is not None:

@@ -25,7 +25,7 @@ REDUCE_SCATTER = Collective(
     results="sums",
     FINDS="the same for reduce-scatter",
 )
-# The traffic of expert-parallel models. All pairs are busy at once, which reveals a link without its
+# The traffic of expert-parallel models. All pairs are busy at once, which reveals a link that lost its
 # redundancy: alone, each pair is fast enough.
 ALL_TO_ALL = Collective(
     *("nccl_alltoall", "alltoall_perf", "all-to-all"),

@@ -184,7 +184,7 @@ class Collective:
         return [*findings, self._without_nvls(what, values["busbw"], ring)]
 
     def _without_nvls(self, what: str, busbw: Measurement, ring: Threshold) -> Finding:
-        """Judge a ring where the limits expect NVLink SHARP, which loses up to a third of the speed."""
+        """Judge a ring where the limits expect NVLink SHARP: the ring loses up to a third of the speed."""
         finding = by_threshold(self.ID, what, busbw, ring, action="investigate")
         if finding.verdict is not Verdict.PASS:
             return finding

@@ -119,7 +119,7 @@ def _judge_port(
     one = network_rules.judge_link(port, peers, rate if isinstance(rate, int) else None)
     findings = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(port, peers)]
     if not port.link_layer:
-        return findings  # its routing depends on it
+        return findings  # the rules for routing depend on the link layer
     return [*findings, *network_rules.judge_routing(port, peers, node.variables, declared)]
 
 

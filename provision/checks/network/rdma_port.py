@@ -29,9 +29,9 @@ _NUMBERS = ("rate", "lid", "sm_lid", "gids", "carrier_downs")
 class Port:
     """One port: `name` mlx5_2, or mlx5_2/1 on a card with several; `link` 4X NDR; numbers in Gb/s.
 
-    None is a value that the kernel does not have. `errors`: the counters by their names in sysfs. `software`:
-    a driver (rxe, siw) does RDMA on the CPU without a card and does not reach its nominal rate. `earlier`:
-    the counters `window` seconds ago; `day_downs`: link losses in the kernel log of the last day.
+    None is a value that the kernel does not report. `errors`: the counters by their names in sysfs.
+    `software`: a driver (rxe, siw) does RDMA on the CPU without a card and does not reach its stated rate.
+    `earlier`: the counters `window` seconds ago; `day_downs`: link losses in the kernel log of the last day.
     """
 
     name: str

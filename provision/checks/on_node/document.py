@@ -70,7 +70,7 @@ def identified(health: NodeHealth, known: Sequence[GpuIdentity]) -> list[GpuIden
 
 
 def _silent(health: NodeHealth) -> set[str]:
-    """Return the devices that a finding reports as unanswered."""
+    """Return the devices that a finding reports as not answering."""
     findings = (one for check in health.checks for one in check.findings)
     return {one.device for one in findings if one.metric == "unanswered" and one.verdict is Verdict.FAIL}
 

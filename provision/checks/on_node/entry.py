@@ -211,7 +211,7 @@ def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
 
 
 def fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
-    """Run the checks and return this run's document; with `write`, for the timer and with its files.
+    """Run the checks and return this run's document; `write`: count it as a timer run and write its files.
 
     Raises GpuprovError if another run is active, OSError if a file cannot be written."""
     if os.geteuid() != 0:

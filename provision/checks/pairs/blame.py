@@ -44,7 +44,7 @@ COSTS = {
     Kind.CHANCE: 2,
 }
 MARGIN = 2
-REFERENCE = 3  # bad pairs from which on, without a good one, a common cause is suspected and no part
+REFERENCE = 3  # bad pairs, without a good one, that put their common reference in doubt rather than parts
 
 
 class Part(NamedTuple):
@@ -105,7 +105,7 @@ class Blame:
     open: tuple[Open, ...]  # the rest
     rows: Mapping[Judged, frozenset[Part]]  # each bad measurement with its possible causes
     rails: Mapping[str, tuple[str, ...]]  # rails on which each node was measured
-    measured: frozenset[frozenset[str]]  # nodes of each completed measurement
+    measured: frozenset[frozenset[str]]  # nodes of each measurement that ran
     evidence: bool  # any measurement is good or bad
 
     @cached_property
@@ -195,7 +195,7 @@ def _costs(rows: Iterable[frozenset[Part]]) -> dict[Part, int]:
 
 
 def _certain(rows: Sequence[frozenset[Part]]) -> list[Part]:
-    """Return the culprits without which the cheapest explanation costs more by the margin.
+    """Return the culprits without which the cheapest explanation costs at least `MARGIN` more.
 
     Blaming each rail of a part separately counts as blaming the part."""
     costs = _costs(rows)

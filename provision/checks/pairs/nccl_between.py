@@ -260,7 +260,8 @@ def openmpi(
 ) -> Program:
     """Return the mpirun command, to be run on the first of the members.
 
-    `folder`: of the launch; `mark`: variable of its processes; `networks`: for MPI (10.1.0.0/16,…), or ""."""
+    `folder`: of the launch, on each node; `mark`: a variable that all its processes have; `networks`: for the
+    connections of MPI (10.1.0.0/16,…); "" leaves the choice to OpenMPI."""
     inherited = {**program.env, mark[0]: mark[1]}
     settings = {
         **_MPI,

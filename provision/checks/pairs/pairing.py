@@ -112,7 +112,7 @@ def across(fleet: Topology) -> tuple[Pair, ...]:
 def within(fleet: Topology, first: Sequence[Pair]) -> tuple[Pair, ...]:
     """Return round 2: disjoint pairs within racks, none of them from the `first` round.
 
-    Odd nodes of racks meet one another; in an odd fleet another node waits than in round 1.
+    Odd nodes of racks meet one another; in an odd fleet a different node waits than in round 1.
     """
     before = {node: partner for pair in first for node, partner in (pair, pair[::-1])}
     waited = next((node for node in fleet.nodes if node not in before), None)
@@ -140,7 +140,7 @@ def _pair_neighbours(nodes: Sequence[str], before: Mapping[str, str], pairs: lis
         index = next((i for i, other in enumerate(left) if before.get(node) != other), None)
         if index is not None:
             pairs.append((node, left.pop(index)))
-        elif pairs:  # a node has met only one other so far, so neither of these two has met a pair made here
+        elif pairs:  # these two have met only each other so far, so either may join a node of the last pair
             one, other = pairs.pop()
             pairs += [(one, node), (other, left.pop(0))]
         else:
@@ -162,7 +162,7 @@ def exhaustive(nodes: Sequence[str]) -> Iterator[tuple[Pair, ...]]:
 
 
 def exhaustive_rounds(nodes: int) -> int:
-    """Return the rounds of the exhaustive schedule: one less than the nodes, one more if odd."""
+    """Return the number of exhaustive rounds: nodes - 1, or nodes if their number is odd."""
     return 0 if nodes < 2 else nodes - 1 + nodes % 2
 
 
@@ -236,7 +236,7 @@ class Result:
     rail: str = ""  # "": all rails
     unit: str = "GB/s"
     expected: float | None = None  # the least it should be; of a latency the most
-    end: str = ""  # failed node, if the output proves it (no such device, wrong version)
+    end: str = ""  # node at fault, if the output proves it (no such device, wrong version); "": either may be
     size: int | None = None  # number of participating nodes according to the tool
     said: str = ""  # the tool's message about a failure, or its remark on the value
 

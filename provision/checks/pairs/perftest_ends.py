@@ -69,7 +69,7 @@ def slower(ports: tuple[Port, Port]) -> float:
 
 
 def oversubscription(variables: Mapping[str, Any]) -> float:
-    """Return a rack's oversubscription according to the inventory; between two, the larger one counts."""
+    """Return a rack's oversubscription by the inventory (default 1); between two, the larger one counts."""
     stated = variables.get(OVERSUBSCRIBED, 1)
     return float(stated) if isinstance(stated, int | float) and stated >= 1 else 1.0
 

@@ -1,6 +1,7 @@
 """Filters and tests of Ansible that gpuprov renders itself, because they have exactly one meaning.
 
-Anything they cannot reproduce exactly raises LeftToAnsibleError, and Ansible renders it. A test compares.
+Anything they cannot reproduce exactly raises LeftToAnsibleError, and Ansible renders it.
+A test compares each filter and test with Ansible's.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class AmdGpus:
         return AMD_METRIC if self.numbers else AMD_LIST_AND_METRIC
 
     def rows(self, text):
-        """Parse an answer to [(device, metrics)]; None if it is not one."""
+        """Parse an answer into [(device, metrics)]; None if it is malformed."""
         documents = amd_documents(text)
         expected = 1 if self.numbers else 2
         if len(documents) != expected or None in documents:

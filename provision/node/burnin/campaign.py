@@ -1,4 +1,7 @@
-"""One node's part of a campaign: segments in order, from the stored position on, and their steps."""
+"""One node's part of a campaign: segments in order, from the stored position on, and their steps.
+
+The programs of a step run in a child of the runner.
+"""
 
 import json
 import os

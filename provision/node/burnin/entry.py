@@ -16,7 +16,7 @@ UNIT_LINK = "/etc/systemd/system/multi-user.target.wants/" + UNIT
 
 
 def take_lock(folder, seconds=0.0):
-    """Return a handle with the lock of this node's burn-in; None if another program has it so long."""
+    """Return a handle with the lock of this node's burn-in; None if another holds it for `seconds`."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if locked(handle, seconds):
         return handle
@@ -37,7 +37,7 @@ def remove_unit():
 
 
 def systemctl(words, seconds=30.0):
-    """Run systemctl and return (status, output), or (None, reason) if it could not be run."""
+    """Run systemctl and return (status, output), or (None, reason) if it did not start or end in time."""
     try:
         done = subprocess.run(
             ["systemctl", *words],

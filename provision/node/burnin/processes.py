@@ -19,7 +19,7 @@ GPU_FILE = re.compile(r"/dev/nvidia\d+\Z")
 
 
 def stat_fields(pid):
-    """Parse the status of a process to (name, further fields); None if it is gone.
+    """Parse the status of a process into (name, further fields); None if it is gone.
 
     4711 (gpu burn) S 4710 4711 …
     """

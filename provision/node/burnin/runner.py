@@ -219,7 +219,9 @@ class Watch:
             drain(self.wake)
 
     def in_child(self, function, seconds):
-        """Run a function in a child for up to `seconds`; return its answer (JSON) or None. Raises Ending."""
+        """Run a function in a child for up to `seconds`; return its answer (JSON) or None.
+
+        Raises Ending, after ending the child."""
         worker = Worker(function, self._handles())
         until = time.monotonic() + seconds
         try:
@@ -235,7 +237,7 @@ class Watch:
         except ValueError:
             answer = None  # it was killed
         if not isinstance(answer, dict):
-            self.wait(1.0)  # an end of the whole unit ends the child a moment before this process
+            self.wait(1.0)  # when the whole unit is ended, the child ends a moment before this process
             return None
         return answer
 

@@ -139,7 +139,7 @@ WRONG_FIELD = 'Field "'
 
 
 class Sampler:
-    """The sampler, until it receives TERM."""
+    """All work of the sampling process until it receives TERM."""
 
     def __init__(self, spool, order, room, told, kernel_seen):
         """Open the sources, with a handle of the pipe to the runner. kernel_seen: see KernelWatch."""

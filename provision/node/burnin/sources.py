@@ -1,4 +1,7 @@
-"""Telemetry sources: a program or reader each, restarted when it ends, paused when it hangs."""
+"""Telemetry sources: a program or reader each, restarted when it ends, paused when it hangs.
+
+Nothing here waits for a source.
+"""
 
 import os
 import signal

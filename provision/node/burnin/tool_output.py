@@ -57,7 +57,7 @@ def nvml_error(cells):
 
 
 def gpu_row(line, names, number=None):
-    """Parse a CSV line of nvidia-smi with these metrics to (index, metrics); None for other lines.
+    """Parse a CSV line of nvidia-smi with these metrics into (index, metrics); None for other lines.
 
     `number`: the queried GPU, used if its index is an error, too."""
     cells = [cell.strip() for cell in line.split(",")]
@@ -90,8 +90,8 @@ def value_of(name, cell):
 class ReplayRows:
     """Reads `nvidia-smi dmon -s e`; lines that begin with # name the columns.
 
-    gpu  sbecc  dbecc    pci
-    Idx   errs   errs   errs
+    # gpu  sbecc  dbecc    pci
+    # Idx   errs   errs   errs
         0      0      0      0
     """
 
@@ -118,8 +118,9 @@ GPU_HEAD = re.compile(r"GPU (\d+): ")
 LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
 # `Link 2: 6 recovery errors`: driver 470 (470.256.02 of Debian 12).
 OLD_LINK_LINE = re.compile(r"\s*Link (\d+): (\d+) (?:replay|recovery|flit CRC|data CRC) errors\s*\Z")
-# Counted errors. NVLink 5 (595.91.07 on a B300) also prints counters that a healthy link increases by the
-# billion, before correction: FEC and raw errors. Its `Total link recovery events` repeats two others.
+# Counted errors. NVLink 5 (595.91.07 on a B300) also prints counters that grow by the billion on a healthy
+# link, or that count errors before their correction: FEC and raw errors. Its `Total link recovery events`
+# repeats two others.
 LINK_ERRORS = (
     "Replay Errors", "Recovery Errors", "CRC Errors", "Malformed packet Errors", "Buffer overrun Errors",
     "Rx Errors", "Rx remote Errors", "Rx General Errors", "Local link integrity Errors", "Tx discards",
@@ -128,7 +129,7 @@ LINK_ERRORS = (
 
 
 def nvlink_rows(text):
-    """Parse `nvidia-smi nvlink -e` to {index: metrics}: a GPU's errors, in total and of each bad link.
+    """Parse `nvidia-smi nvlink -e` into {index: metrics}: a GPU's errors, in total and of each bad link.
 
     GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)
         Link 0: Replay Errors: 0
@@ -160,7 +161,7 @@ def without_links(text):
 
 
 def ipmi_row(text):
-    """Parse `ipmitool -c sdr list full` to metrics of temperatures and fans.
+    """Parse `ipmitool -c sdr list full` into metrics of temperatures and fans.
 
     Inlet Temp,24,degrees C,ok
     FAN1,9800,RPM,ok
@@ -216,7 +217,7 @@ def readable_kmsg():
 
 
 def kmsg_record(data):
-    """Parse one record to (seconds, text); None for anything else.
+    """Parse one record into (seconds, text); None for anything else.
 
     6,339,5140900,-;NVRM: Xid (PCI:0000:9b:00): 79, pid=…
      SUBSYSTEM=pci
@@ -246,7 +247,7 @@ def read_kmsg(handle):
 
 
 def dmesg_records(text):
-    """Parse the output of dmesg to [(seconds, text)].
+    """Parse the output of dmesg into [(seconds, text)].
 
     [ 5140.900000] NVRM: Xid (PCI:0000:9b:00): 79, pid=…
     """

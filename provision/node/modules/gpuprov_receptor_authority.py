@@ -251,7 +251,7 @@ def expiry(certificate):
 
 
 def names(node, address):
-    """Return the names in a certificate, which are the node's own and the address others connect to."""
+    """Return the names in a certificate (the node's own and the address that others connect to)."""
     data = node.encode("ascii")
     entries = [x509.OtherName(x509.ObjectIdentifier(NODE_NAME), b"\x0c" + bytes([len(data)]) + data)]
     if address:

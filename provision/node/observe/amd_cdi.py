@@ -38,7 +38,7 @@ def amd_cdi_specification():
 
 
 def amd_device_files():
-    """Return the device files that programs need, which are /dev/kfd and one render node per partition."""
+    """Return the device files that programs need (/dev/kfd and one render node per partition)."""
     files = []
     for name in names_in(AMD_TOPOLOGY):
         text = read_text("%s/%s/properties" % (AMD_TOPOLOGY, name)) or ""

@@ -91,7 +91,7 @@ NO_HANDLE = "Unable to determine the device handle for "
 
 
 def refusal(line):
-    """Return a ReadError that names the GPU for which nvidia-smi prints an error line instead; else None.
+    """Return a ReadError that names the GPU if the line is an error in place of the answer; else None.
 
     Unable to determine the device handle for GPU3: 0000:4B:00.0: Unknown Error
     """

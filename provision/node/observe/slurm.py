@@ -1,4 +1,4 @@
-"""Slurm's configuration of this machine, which is the number of its GPUs and its health programs.
+"""Slurm's configuration of this machine: its number of GPUs and its health programs.
 
 scontrol gets both from slurmctld. `scontrol show node` has `Gres=gpu:h100:8(S:0-1),shard:64`; `scontrol show
 config` has `HealthCheckProgram      = /path`, `(null)` for none, and Prolog and Epilog numbered

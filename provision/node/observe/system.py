@@ -1,4 +1,4 @@
-"""Base facts, which are always read, about the system, its kernel, boot and GPUs on the PCI bus."""
+"""Base facts (always read) about the system, its kernel, boot and GPUs on the PCI bus."""
 
 import os
 

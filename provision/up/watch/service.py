@@ -170,7 +170,7 @@ class Watch:
             view = self._known()
         decision = decide(view, self._policy)
         if silent := [name for one in decision.held if one.kind == "held.silent" for name in one.nodes]:
-            # A person may have drained them a moment before: an answer from before they fell silent is too old.
+            # A person may have drained them just before: an answer from before they fell silent is too old.
             ages = [age for name in silent if (age := view.at - view.seen[name].since) >= 0]
             self._ask(silent, min([self.pace.ask_some, *ages]))
             decision = decide(view := self._known(), self._policy)

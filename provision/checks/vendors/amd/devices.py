@@ -160,7 +160,7 @@ def _number(value: Any) -> int | None:
 
 
 def _speed(value: Any) -> float | None:
-    """Parse `32.0 GT/s PCIe` to GT/s; None if the link has no rate."""
+    """Parse `32.0 GT/s PCIe` into GT/s; None if the link has no rate."""
     words = value.split() if isinstance(value, str) else []
     try:
         return float(words[0]) if words[1:2] == ["GT/s"] else None

@@ -21,7 +21,9 @@ def command() -> Command:
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Add a failure for each GPU that amd-smi no longer lists. `gpus`: PCI address → device."""
+    """Add a failure for each GPU that amd-smi no longer lists. `gpus`: PCI address → device.
+
+    Without an output (nothing was queried) the findings do not change."""
     if output is None or output.not_started:
         return list(known)
     try:

@@ -128,7 +128,7 @@ def judge_absent(values: Values) -> list[Finding]:
 
 
 def judge_errors(values: Values) -> list[Finding]:
-    """Judge hardware errors since the driver was loaded; corrected ones have no published limit."""
+    """Judge hardware errors since the driver was loaded; corrected ones have no limit."""
     findings = []
     for device, errors in values.get("ecc_uncorrectable", {}).items():
         if errors:

@@ -1,8 +1,8 @@
 """RVS's modules iet and mem: the power a GPU reaches, and patterns written to its memory (pure).
 
-Pitfalls of mem: its PASS lines name no GPU, so each GPU gets a separate action; a failing test prints nothing
-in its place; test 1 prints PASS in any case, so errors are counted by the lines of level info. It tests 128
-MiB of each GPU: above 4 GiB its size overflows (rvs_memworker.cpp, alloc_size).
+Pitfalls of mem: its PASS lines name no GPU, so each GPU gets a separate action; a failing test prints no PASS
+and nothing in its place; test 1 prints PASS in any case, so errors are counted by the lines of level info. It
+tests 128 MiB of each GPU: above 4 GiB its size overflows (rvs_memworker.cpp, alloc_size).
 
     [RESULT] [1102597.333747] [gpuprov-iet] [GPU:: 28851] Power(W) 127.000000
     [RESULT] [214776.112738] [gpuprov-mem-28851] mem Test 2: Each Memory location is filled ...

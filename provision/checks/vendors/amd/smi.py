@@ -123,7 +123,7 @@ def number(entry: Any, *names: str) -> float | int | None:
 
 
 def count(entry: Any, *names: str) -> int | None:
-    """Return the whole number from 0 on below these names; None for anything else."""
+    """Return the non-negative whole number below these names; None for anything else."""
     value = number(entry, *names)
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 

@@ -2,7 +2,7 @@
 
 Its preset p2p copies from each CPU and GPU to each, one pair at a time or both directions at once, compares
 the received data, and prints one matrix. Its preset a2a lets every GPU copy to every other over their links
-at the same time: its line RTotal has the rate received by each GPU, then the sum (v1.52 to v1.67).
+at the same time: its line RTotal has each GPU's receive rate, then the sum (v1.52 to v1.67).
 
 GPUs have HIP's numbers there, which follow neither the bus nor amd-smi: an MI350X has 75:00.0 as its first
 and 05:00.0 as its second. So TransferBench's list of GPUs with PCI addresses is read in the same environment,

@@ -233,7 +233,7 @@ def _file() -> tuple[Path | None, list[str]]:
 
 
 class _Source:
-    """The sources of settings, which are the environment and then one file."""
+    """The sources of settings, first the environment and then one file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

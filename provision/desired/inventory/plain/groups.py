@@ -298,7 +298,7 @@ def _literal(spelled: str) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    """Return `value` with tuples as lists, as in Ansible, which must handle sets, bytes and others itself."""
+    """Return `value` with tuples as lists, as in Ansible; raise NotPlainError for sets, bytes and others."""
     if isinstance(value, str):
         try:
             value.encode()
