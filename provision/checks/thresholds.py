@@ -359,7 +359,7 @@ def _with_far_pair(able: dict[str, float], *, switched: bool) -> dict[str, float
 
 
 def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
-    """Return the SKU's capacities with the links stated in a thresholds file over the data sheet's."""
+    """Return the SKU's capacities, with links stated in a thresholds file in place of the data sheet's."""
     own = {name: float(value) for name, value in links.items()}
     usual = of_sku(sku)
     own |= {"group": own["peer"]} if "peer" in own and usual.get("group") == usual.get("peer") else {}

@@ -103,7 +103,9 @@ def _explained(finding: Finding, cause: Finding) -> Finding:
 
 
 def _standing(rows: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
-    """Return events still in effect; lost peers count once, and not if fewer than half (their own fault)."""
+    """Return the events that no later line has ended.
+
+    Lost peers count once, and only if at least half of them are lost; otherwise the fault is theirs."""
     catalogue = host_lines.catalogue(_CATALOGUE)
     events: dict[tuple[str, str], HostEvent] = {}
     peers: set[str] = set()

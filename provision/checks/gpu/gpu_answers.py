@@ -73,7 +73,7 @@ def _words(error: str) -> str:
 def _unproven(
     check: str, output: Output, gpus: Mapping[str, str], findings: Sequence[Finding]
 ) -> list[Finding]:
-    """Return errors for GPUs that the answer does not cover, unless a lost GPU is already reported."""
+    """Return errors if the answer is a refusal or incomplete, unless a lost GPU is already reported."""
     if any(one.metric == METRIC for one in findings):
         return []
     rows = _rows(output)[: None if output.stdout.endswith("\n") else -1]  # the last one may be cut

@@ -13,7 +13,9 @@ _LARGEST = 16 * 1024 * 1024  # bytes of an order file; an order holds the comman
 
 
 def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
-    """Return `running` (0 or 1), `progress` (0 to 1) and `end` of the newest burn-in; empty without one."""
+    """Return `running` (0 or 1), `progress` (0 to 1) and `end` of the newest burn-in.
+
+    Empty without a burn-in, or if its spool cannot be read."""
     try:
         spools = [path for path in home.iterdir() if (path / "state.json").is_file()]
         spool = max(spools, key=lambda path: (path / "state.json").stat().st_mtime, default=None)

@@ -793,7 +793,7 @@ def remove(module, manager, packages):
 
 
 def take_away(module, manager, patterns):
-    """Remove matching packages and what came along (see `brought`). Returns (changed, names that matched)."""
+    """Remove matching packages and those that go along (`brought`). Returns (changed, names that matched)."""
     there = manager.status()
     names = [name for name in there if any(re.match("(?:{0})$".format(each), name) for each in patterns)]
     names = sorted(set(names) - set(module.params["keep"]))

@@ -196,7 +196,7 @@ def armoured(data):
 
 
 def fingerprints(data):
-    """Return the upper-case fingerprints of the primary keys in `data`. Raises NotAKeyError."""
+    """Return upper-case fingerprints of primary keys in armoured or binary `data`. Raises NotAKeyError."""
     prints = []
     for tag, body, _packet in whole_packets(dearmour(data)):
         if tag in SECRET_KEYS:

@@ -66,7 +66,9 @@ class _Gpu:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Return per GPU `power` (highest, W), `memory_errors`, `memory_stress` (GB/s). Raises ParseError."""
+    """Return per GPU `power` (highest, W), `memory_errors`, `memory_stress` (GB/s).
+
+    Raises ParseError, also if a GPU has no complete result."""
     listed, _ = numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
     output = completed(outputs, _RUN)
     if output.truncated:

@@ -82,7 +82,9 @@ def command(
 
 
 def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
-    """Map TransferBench's names to gpuprov's (`GPU 00` → `gpu3`), each GPU once. Raises ParseError."""
+    """Map TransferBench's names to gpuprov's (`GPU 00` → `gpu3`).
+
+    Raises ParseError, also if it does not list each GPU of the node exactly once."""
     output = completed(outputs, TOPOLOGY)
     listed = [match for line in output.stdout.splitlines() if (match := _GPU.match(line))]
     if output.rc or not listed:
