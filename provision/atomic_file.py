@@ -41,7 +41,8 @@ def write(
 def held(folder: Path) -> Iterator[Path]:
     """Yield a path to the absolute `folder` that survives renames, for root's files in users' folders.
 
-    A link on the way is followed only if just root, or this user, could have created it. Raises OSError."""
+    A link on the way is followed only if nobody except root and this user could have created it. Raises
+    OSError."""
     at = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for part in folder.parts[1:]:

@@ -115,7 +115,7 @@ def build_parser(verbs: Sequence[str] = tuple(COMMANDS), *, complete: bool = Fal
     subparsers = parser.add_subparsers(
         dest="verb",
         help="" if complete else argparse.SUPPRESS,
-        prog="gpuprov",  # its help lists verbs in groups
+        prog="gpuprov",  # the top-level help lists the verbs in groups
     )
     for verb, summary in COMMANDS.items():
         subparser = subparsers.add_parser(verb, help=summary, description=sentence(summary))

@@ -108,7 +108,7 @@ class UpPlanned:
 
 @dataclass(frozen=True)
 class TaskBegan:
-    """A task of a role has begun on a node (in a large fleet, on the first node); `role` may be empty."""
+    """A task of a role has begun on a node; `role` may be empty."""
 
     node: str
     role: str

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Kind(Flag):
-    """Purpose of a host, which may serve several purposes; a GPU node serves none."""
+    """Purpose of a host: it is a GPU node, or has one or more kinds of service."""
 
     GPU = auto()
     MONITORING = auto()  # runs Prometheus and Grafana

@@ -47,7 +47,7 @@ def fold(names: Iterable[str], limit: int = 400) -> str:
 
 
 def label(name: str) -> str:
-    """Return a name as one printable line, with a checksum if it cannot be shown as is.
+    """Return a name as one printable line; a checksum keeps it unique if it cannot be shown as is.
 
     >>> label("gpu-01"), label("gpu\x1b[2J")
     ('gpu-01', 'gpu�[2J#75e5225b')

@@ -53,7 +53,7 @@ class Pool:
     def of(
         self, facts: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None] = lambda _: None
     ) -> Mapping[str, Any]:
-        """Store facts, sharing equal values with earlier nodes.
+        """Return the facts, sharing equal values with earlier nodes.
         `check` is called with the new values before they are stored; its exceptions propagate."""
         for base in self._bases:
             if base.keys() == facts.keys():
@@ -72,7 +72,7 @@ class Pool:
         return kept
 
     def of_with(self, facts: Mapping[str, Any], name: str, value: Any) -> Mapping[str, Any]:
-        """Store the facts plus a new one, `name`."""
+        """Return the facts plus a new one, `name`."""
         if not isinstance(facts, SharedFacts) or name in facts:
             return self.of({**facts, name: value})
         if id(facts.base) not in self._longer:

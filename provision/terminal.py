@@ -68,7 +68,7 @@ class _Stream(io.TextIOWrapper):
 
 
 class _Output(_Stream):
-    """Standard output, where an output that cannot be read is an error."""
+    """Standard output, on which a failed write raises OutputError."""
 
     def _failed(self, cause: OSError) -> None:
         super()._failed(cause)

@@ -50,7 +50,7 @@ def several(given: str | Path | Sequence[str | Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class LoadedFleet:
-    """The selected nodes, restricted by their lock file, with rendered connection variables.
+    """The selected nodes with rendered connection variables, pinned to their lock file's versions.
 
     `overrides`: the source's variables left to apply. Both may hold secrets, so neither is printed.
     """

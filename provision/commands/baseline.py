@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _runs(options: argparse.Namespace) -> list[FleetHealth]:
-    """Return the runs' reports, each once; a run that ended before its report is judged again."""
+    """Return the runs' reports, each once; a run without a report is judged from its stored output."""
     from provision.commands import report
     from provision.runs import stored_health
     from provision.validate import campaign

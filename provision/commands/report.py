@@ -287,7 +287,7 @@ def _compare(options: argparse.Namespace) -> ExitCode:
 
 
 def _health(name: str, options: argparse.Namespace) -> FleetHealth:
-    """Return a run's report; a run that ended before its report is judged again."""
+    """Return a run's report; a run without one is judged from its stored output."""
     from provision.runs import stored_health
 
     folder = find_run(name, Path(options.runs) if options.runs else None)

@@ -71,7 +71,9 @@ def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.R
 
 
 def _found(node: NodeHealth, verdict: Verdict, absent: tuple[str, ...]) -> str:
-    """Describe the worst finding (`GPU 3: memory 2 % slower than its peers (and 1 more)`) or the checks."""
+    """Describe the worst finding (`GPU 3: memory 2 % slower than its peers (and 1 more)`).
+
+    Without one, list the checks that are missing, or that passed."""
     if node.error:
         return one_line(node.error, 300)
     worst = [finding for check in node.checks for finding in check.wrong if finding.verdict is verdict]

@@ -151,7 +151,7 @@ def _asked(planned: UpPlanned) -> bool:
 
 class _Drawn(fleet_options.Drawn):
     """Display of every task on a terminal, and otherwise of every role.
-    In a large fleet, only the first node's tasks are shown."""
+    In a large fleet, a role gets one line, with the first node that reaches it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class _Render(Protocol):
 def write_all(
     fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str], context: Context | None = None
 ) -> dict[str, Path]:
-    """Write the report below `folder` in each of `formats` (names of FORMATS); return each first file.
+    """Write the report below `folder` in each of `formats` (names of FORMATS); return format → first file.
 
     Also writes the node lists that proposed commands name (`--nodes @FILE`). `context`: data beyond the run's
     own health (context.of_run), for formats that show it.

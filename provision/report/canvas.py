@@ -91,7 +91,8 @@ def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 
 def apart(wanted: Sequence[float], room: float, low: float, high: float) -> list[float]:
-    """Place items of size `room` near their ascending `wanted` positions, within the range if they fit."""
+    """Place items of size `room` near their ascending `wanted` positions, without overlap.
+    They lie within the range if they fit."""
     places: list[float] = []
     for at in wanted:
         places.append(max(at, low, places[-1] + room if places else low))

@@ -64,7 +64,9 @@ def changes_document(found: Diff) -> Mapping[str, Any]:
 
 
 def comparison_document(found: Diff) -> dict[str, Any]:
-    """Build `{"format": 1, "before": {…}, "after": {…}, "changed": […], …}`, with changes as fractions."""
+    """Build `{"format": 1, "before": {…}, "after": {…}, "changed": […], …}`.
+
+    Changes and noise are fractions."""
     return {
         "format": FORMAT,
         "before": _run(found.before),

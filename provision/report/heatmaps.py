@@ -40,7 +40,8 @@ class Mark(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell. `share`: of its reference value, None without a number; `text`: the number, or a count."""
+    """A cell. `share`: of its reference value, more is better, None without a number.
+    `text`: the number, or a count."""
 
     share: float | None
     text: str = ""

@@ -83,7 +83,7 @@ def _line(lines: Iterable[str]) -> Iterator[str]:
 
 
 def folded(names: Sequence[str]) -> str:
-    """Fold names into a host list without spaces; only final numbers fold, as Slurm requires.
+    """Fold all names into a host list without spaces; only final numbers fold, as Slurm requires.
 
     >>> folded(["gpu-08", "gpu-09", "gpu-10", "gpu-12", "login.example"])
     'gpu-[08-10,12],login.example'

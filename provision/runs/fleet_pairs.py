@@ -114,7 +114,7 @@ def _result(row: Mapping[str, Any]) -> Result:
 @dataclass(frozen=True)
 class Between:
     """Results of a run's pairs; `checks`: of each node (None: the run ended before).
-    `fabric`: findings about the network; `told`: lines about faults that no measurement shows."""
+    `fabric`: findings about the network; `told`: lines on what the measurements could not show."""
 
     checks: tuple[Mapping[str, CheckResult] | None, ...] = ()
     fabric: tuple[Finding, ...] = ()
@@ -143,7 +143,7 @@ def between(folder: RunFolder, seen: Mapping[str, NodeFacts]) -> Between:
 def judge(
     folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, NodeFacts]
 ) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
-    """Return nodes with their pairs' results, findings of the fabric, and lines about unmeasurable faults.
+    """Return nodes with their pairs' results, findings of the fabric, and lines on what was not measured.
     Nothing changes in a run without pairs."""
     results = between(folder, seen)
     return tuple(map(results.extended, nodes)), results.fabric, results.told

@@ -332,7 +332,10 @@ class WaveWork:
         return {node: looks[node] for node in nodes if node in looks}
 
     def _again(self, look: Look, known: set[tuple[str, str]], every: bool) -> tuple[str, ...]:
-        """Return roles with new drifts; with `every` (after a reboot or lost connection), with any drift."""
+        """Return the roles to run once more: those with drifts that are not in `known`.
+
+        These are new drifts, or drifts that a step of the role did not remove. With `every` (after a reboot
+        or a lost connection), any drift counts."""
         differing = {
             drift.expectation.role
             for drift in look.drifts

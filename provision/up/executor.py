@@ -202,7 +202,7 @@ class AnsibleExecutor:
         return max((seconds for seconds in chosen if isinstance(seconds, int)), default=1800) / 60
 
     def _awaited(self, lost: Mapping[str, Outcome]) -> dict[str, Outcome]:
-        """Wait for nodes that rebooted when their worker was lost, observing them through a different one.
+        """Wait for nodes that were rebooting when their worker was lost, observing through another worker.
 
         A node that keeps answering without having booted is rebooted once more."""
         minutes = self._reboot_minutes(lost)
@@ -248,7 +248,7 @@ class AnsibleExecutor:
         """Return tags of the role's steps that can repair the node, or of the whole role if one is unknown.
 
         The whole role also runs in check mode, in which a step cannot build on another's changes, and in a
-        second pass, since the steps did not cause the remaining drifts."""
+        second pass, since the steps alone did not remove the remaining drifts."""
         options = self.options
         if options.full or options.check_mode or node in self._applied:
             return {role}

@@ -13,7 +13,7 @@ from provision.remote.reach.observe import Observation
 from provision.up import waves
 from provision.up.durations import Expected, Minutes, kind_of
 
-_LOADED = ("driver", "kernel", "module", "rdma")  # families of facts about the kernel's memory
+_LOADED = ("driver", "kernel", "module", "rdma")  # families of facts about what the kernel has loaded
 FORKS = 50  # default number of nodes that `up` changes at the same time
 
 

@@ -256,7 +256,7 @@ class UpRun:
         return seen
 
     def _plan(self, known: Assessment) -> Plan:
-        """Plan the work; nodes without any end here."""
+        """Plan the work; nodes that need no work end here."""
         options, before = self.options, self.options.earlier
         verified = {node for node in before.ended if not known.drifts.get(node, ("unknown",))}
         rollout = waves.rollout(

@@ -122,7 +122,9 @@ def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
 def judged(
     folder: RunFolder, head: FleetHealth, nodes: Iterable[Alone], seen: Mapping[str, NodeFacts]
 ) -> FleetHealth:
-    """Build the report from one pass over `nodes`, and `head`. Raises RunFolderError, OSError."""
+    """Build the report from `head`, which has all but the nodes, and one pass over `nodes`.
+
+    Raises RunFolderError, OSError."""
     rows = RowsFile(folder.path) if len(seen) > FEW else None
     peers, of_kinds = fleet_judge.Peers(), versions.Versions()
     kept: list[NodeHealth] = []

@@ -17,7 +17,7 @@ _INCOMPLETE = "node/unreachable"
 
 
 def render(report: DriftReport) -> str:
-    """Render the log: drift becomes results of kind fail, unreachable nodes become tool notifications."""
+    """Render the log: findings become results of kind fail, nodes without an answer notifications."""
     found = report.findings
     rules: dict[str, Finding] = {}
     for each in found:

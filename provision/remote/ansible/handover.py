@@ -217,7 +217,7 @@ def _write(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def environment(folder: Path, forks: int) -> dict[str, str]:
-    """Return Ansible's whole environment, which ansible-runner also writes to a file."""
+    """Return Ansible's whole environment; ansible-runner writes it to a file, so it holds nothing else."""
     config = folder / "ansible.cfg"
     config.touch(mode=0o600)
     config.write_text(_SETTINGS)

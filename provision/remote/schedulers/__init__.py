@@ -90,7 +90,7 @@ class Scheduler(Protocol):
 
 
 class BreakerError(Exception):
-    """The breaker cannot be read or changed (one line); no node may be drained for a fault."""
+    """The breaker cannot be read or changed, so no node may be drained for a fault. The text is one line."""
 
 
 @runtime_checkable

@@ -28,12 +28,12 @@ _LARGEST = 64 * 1024 * 1024  # limit of the decompressed answer, in bytes
 
 
 class CommandsError(Exception):
-    """No host could run the commands (one line)."""
+    """No host could run the commands; the text is the reason, in one line."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of one command; `problem` tells why it did not finish, and `status` is then None."""
+    """The outcome of one command; if it did not finish, `status` is None and `problem` is the reason."""
 
     status: int | None
     out: str = ""
@@ -42,7 +42,7 @@ class Done:
 
     @property
     def error(self) -> str:
-        """Return the last line that a failed command printed; empty if it succeeded."""
+        """Return one line on the failure: `problem`, or else the last line printed; empty on success."""
         if self.problem or self.status == 0:
             return self.problem
         printed = [line for line in (self.err + "\n" + self.out).splitlines() if line.strip()]

@@ -38,7 +38,7 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 
 class UnknownError(Exception):
-    """The breaker is unreadable, or no permit can be taken (one line); no node may be drained."""
+    """The breaker cannot be read, or no permit taken, so no node may be drained. The text is one line."""
 
 
 def limit(nodes: int, share: float, least: int) -> int:

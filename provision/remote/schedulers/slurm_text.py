@@ -165,7 +165,7 @@ def _expanded(part: str) -> Iterator[str]:
 
 def reason_for(why: str, before: NodeText) -> str:
     """Return the reason to set: one line, bounded, without control characters.
-    For a DOWN node it also records slurmctld's own reason, so that any later run can restore it."""
+    For a DOWN node it also records that state and slurmctld's own reason, for any later run to restore."""
     was = ""
     if before.holder is Holder.US:
         kept = _BEFORE.match(before.why)

@@ -48,7 +48,9 @@ def room(
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit,
     raise_to: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
 ) -> Room:
-    """Return room for `wanted` connections, after raising the soft limit of open files if needed."""
+    """Return room for `wanted` connections, after raising the soft limit of open files if needed.
+
+    `programs`: each connection starts a ProxyCommand, which needs more files."""
     each = FILES_WITH_PROGRAM if programs else FILES
     soft, hard = limits(resource.RLIMIT_NOFILE)
     needed = wanted * each + SPARE

@@ -61,8 +61,9 @@ class Followed:
         """Implement threading.Event for paramiko."""
 
     def read(self) -> tuple[bytes, int]:
-        """Return some output and the number of bytes received with standard error; empty if none is left.
-        If there is more, another `notify` follows. Raises NodeError after the end."""
+        """Return some output, and the number of bytes received, including standard error.
+        The output is empty if none is left. If there is more, another `notify` follows. Raises NodeError
+        after the end."""
         self._due = False
         channel = self._channel
         stderr = data = b""

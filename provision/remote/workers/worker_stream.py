@@ -132,7 +132,8 @@ class Answers:
     def unpacked(self, data: Mapping[str, Any]) -> bytes:
         """Decode a node's output.
 
-        Raises OddAnswerError for malformed or oversized data, BadStreamError for a reference to no answer."""
+        Raises OddAnswerError for malformed or oversized data, BadStreamError for a reference to an unknown
+        answer."""
         try:
             if "bytes" in data:
                 output = base64.b64decode(data["bytes"], validate=True)
@@ -197,13 +198,13 @@ class Reader:
         self._take = take
         self._printed = _Lines(LINE_LIMIT * 2)  # base64 adds a third
         self._inside = _Lines(LINE_LIMIT)
-        self._held = 0  # decrypted bytes so far
+        self._held = 0  # decrypted and decompressed bytes so far
         self._count = 0
         self._status: Mapping[str, Any] = {}
 
     @property
     def size(self) -> int:
-        """Return the total output in bytes: as printed or as decrypted, whichever is larger."""
+        """Return the total output in bytes: as printed or as decompressed, whichever is larger."""
         return max(self.position, self._held)
 
     def feed(self, data: bytes) -> None:

@@ -115,7 +115,9 @@ class Holding:
         return replace(fleet, nodes={name: node for name, node in fleet.nodes.items() if name not in others})
 
     def keep(self, words: Mapping[str, Scheduled], incidents: Sequence[Incident]) -> None:
-        """Take free leases unless following, and record replacements in own ones. Raises RunFolderError.
+        """Take free leases unless following, and record replacements in this watch's leases.
+
+        Raises RunFolderError.
 
         `words`: the scheduler's current state of all its nodes."""
         self.trouble = {}
@@ -205,7 +207,7 @@ class Holding:
         return "; ".join(problems.values())
 
     def news(self) -> list[tuple[str, str]]:
-        """Return who has the nodes that this watch leaves alone, if changed: (id of the state, sentence)."""
+        """Return who has the nodes that this watch leaves alone, as (id, sentence), if that has changed."""
         others = self.others.copy()
         names, lease = fold(others, 200), next((one for one in others.values() if one), None)
         ident, text = "", ""

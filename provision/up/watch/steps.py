@@ -142,7 +142,7 @@ class Steps:
                 return waits
             problem = scheduler.drain({name: incident.reason}).get(name, "")
             word = self._word(name)
-            if problem and (word.error or word.holder is Holder.NOBODY):  # else drained by a person
+            if problem and (word.error or word.holder is Holder.NOBODY):  # else somebody drained it just now
                 return self._stuck(incident, f"{name} cannot be drained: {problem}")
         if word.error:
             return self._stuck(incident, f"the scheduler does not answer for {name}: {word.error}")

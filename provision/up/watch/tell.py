@@ -47,7 +47,7 @@ class Receiver:
 
 
 def receivers(fleet: Fleet, overrides: Mapping[str, Any]) -> list[Receiver]:
-    """Return the inventory's receivers, equal for all nodes. Raises InventoryError for an unusable one."""
+    """Return the inventory's receivers, the same for all nodes. Raises InventoryError if one is unusable."""
     found: list[Receiver] = []
     if program := _one("gpuprov_watch_hook", fleet, overrides):
         path = placed(str(program), fleet.source)
@@ -158,7 +158,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._wake, self._ended = threading.Event(), False
         self._told: set[str] = set()
         self._waits: dict[str, tuple[float, int]] = {}  # message → not before, tries
-        self._kept: list[tuple[Message, list[int]]] = []  # unstored for lack of room; missing receivers
+        self._kept: list[tuple[Message, list[int]]] = []  # without room on disk; receivers still missing
         self._thread = threading.Thread(target=self._loop, name="tell", daemon=True)
 
     def __enter__(self) -> Teller:

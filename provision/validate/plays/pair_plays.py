@@ -38,8 +38,8 @@ class Plays:
     ) -> tuple[Outputs, dict[str, str]]:
         """Run these programs on all nodes at once and store the raw output as `<check>.<label>`.
 
-        Returns outputs by node and name, and reasons for failures. `together`: nodes that wait for one
-        another."""
+        Returns outputs by node and name, and reasons for failures. `together`: number of nodes that
+        wait for one another."""
         timeout = self.settings.timeout
         todo = {
             node: node_commands.play_variables(self.variables[node], node_judge.within(programs, timeout))

@@ -101,7 +101,7 @@ class Serials:
                 self._serial(match["value"])
 
     def learn_columns(self, argv: Iterable[str], text: str) -> None:
-        """Collect serial numbers from an nvidia-smi table, with columns by its first line or --query-gpu."""
+        """Collect serial numbers from an nvidia-smi table; its first line or --query-gpu names columns."""
         queried = next((word.partition("=")[2] for word in argv if word.startswith("--query-gpu=")), "")
         lines = text.splitlines()
         for header in (queried, lines[0] if lines else ""):
@@ -124,7 +124,7 @@ class Serials:
             self._serial(value.strip())
 
     def hidden(self, value: Any, key: str = "") -> Any:
-        """Return a JSON document with all placeholders filled in."""
+        """Return a JSON document with serial numbers, addresses and host name replaced by placeholders."""
         if isinstance(value, Mapping):
             return {self.hide(str(name)): self.hidden(inner, str(name)) for name, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ class Serials:
         return self._serial(value) if _KEY.search(key) else self.hide(value)
 
     def hide(self, text: str) -> str:
-        """Return the text with all placeholders filled in."""
+        """Return the text with serial numbers, addresses and host name replaced by placeholders."""
         for pattern in _NAMED:
             text = pattern.sub(lambda found: found["name"] + self._serial(found["value"]), text)
         lower = text.lower()

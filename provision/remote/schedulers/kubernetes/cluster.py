@@ -30,7 +30,7 @@ CONNECT, READ = 5.0, 15.0  # seconds
 LOGIN = 30.0  # seconds; reading the kubeconfig may run a program that fetches a token
 PAGE = 250  # objects per page
 LARGEST = 64 * 1024 * 1024  # limit of one answer, in bytes
-TRIES = 4  # tries of a request that the server is too busy to take
+TRIES = 4  # tries of a request that the server cannot take at the moment
 _WAIT = 10.0  # longest backoff before a retry, in seconds
 _LATER = (429, 500, 502, 503, 504)
 _FINISHED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -138,7 +138,7 @@ class Cluster:
                 return
 
     def _json(self, asked: _Asked, end: float, call: _Call, how: _How = _NONE) -> dict[str, Any]:
-        """Return the answer, with retries while the server is too busy."""
+        """Return the answer, with retries while the server cannot take the request."""
         for tried in range(1, TRIES + 1):
             try:
                 return self._once(asked, end, call, how)

@@ -20,7 +20,8 @@ _REASONS = {"pass": "Validated", "warn": "ValidatedWithWarnings", "fail": "Check
 
 @dataclass(frozen=True)
 class Result:
-    """A node's result: verdict (pass, warn, fail, skip, error), measured SKU and stack, end, message."""
+    """A node's result: verdict (pass, warn, fail, skip, error), measured SKU and stack, end (ISO 8601),
+    and a one-line message."""
 
     verdict: str
     sku: str
