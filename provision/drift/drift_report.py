@@ -131,7 +131,7 @@ class Expiry:
 
 
 def expiries(standings: Sequence[Standing]) -> list[Expiry]:
-    """Group the invalid checks of one node by the reason."""
+    """Group the invalid checks of one node by verdict and day of their results."""
     groups: dict[tuple[str, str], list[Standing]] = {}
     for each in standings:
         if not each.holds:

@@ -35,9 +35,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class PairMaps:
-    """One check's maps; `named` nodes are accused or suspected, `left_out` took no part.
+    """One check's maps; `measured` of `possible` pairs in `rounds` rounds.
 
-    `measured` of `possible` pairs in `rounds` rounds; `notes`: omitted maps, with reasons."""
+    `named`: accused or suspected parts of the network and nodes; `left_out`: nodes that took no part, a line
+    for each reason; `notes`: omitted maps, with reasons."""
 
     check: str
     shown: tuple[Shown, ...]

@@ -215,7 +215,8 @@ def _cells(
 def _concerns(finding: Finding, metric: str, place: Place, value: float | None, share: float | None) -> bool:
     """Return whether a finding concerns this cell.
 
-    It names the pair, one of its GPUs or the node, and the cell is slower than its limit or has no value."""
+    The finding names exactly this pair; or it names GPUs of the pair or the node, and the cell is slower than
+    the finding's limit or has no value."""
     if finding.metric not in ("p2p_read", "p2p_write", metric):
         return False
     source, target = (f"gpu{gpu}" for gpu in place)

@@ -106,7 +106,7 @@ def _matrix(
 
 
 def _shade(value: float | None, middle: float, faster_is_better: bool) -> int | None:
-    """Return 0 (far worse than the median) to 5 (better), or None for metrics without a direction."""
+    """Return 0 (far worse than the median) to 5 (better), or None without a number or a median."""
     if value is None or middle <= 0 or value != value:
         return None
     share = value / middle if faster_is_better else middle / value if value > 0 else 0.0

@@ -190,7 +190,7 @@ class Execution:
 
 @dataclass
 class WaveWork:
-    """Work on the nodes of one wave: apply, observe, reboot if only that is missing, observe again."""
+    """Work on the nodes of one wave: apply, observe, reboot if drifts wait for that, observe again."""
 
     plan: Plan
     executor: Executor
@@ -200,9 +200,10 @@ class WaveWork:
     pause: Callable[[float], None]
 
     def run(self, nodes: Collection[str], may_fail: int) -> dict[str, str]:
-        """Return the nodes now in their declared state, each with a remark; the others have ended.
+        """Bring nodes to their declared state; return those that reached it, each with a remark.
 
-        Once more than `may_fail` nodes failed to come back from a reboot, no other is rebooted."""
+        The others have ended. Once more than `may_fail` nodes failed to come back from a reboot, no other is
+        rebooted."""
         pending = {node: self.plan.nodes[node].roles for node in nodes}
         before = {node: _facts(self.plan.nodes[node].drifts) for node in nodes}
         hold: dict[str, str] = {}

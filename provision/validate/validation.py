@@ -181,7 +181,9 @@ def _is_template(key: str, value: Any) -> bool:
 
 
 def exit_code(fleet: FleetHealth) -> ExitCode:
-    """Return 3 if a node failed, else 5 if something was not measured, else 0; warnings do not count."""
+    """Return 130 if interrupted, else 3 if a node failed, 5 if something was not measured, or 0.
+
+    Warnings do not count."""
     verdicts = {node.verdict for node in fleet.nodes}
     verdicts |= {finding.verdict for finding in fleet.fabric}
     if fleet.interrupted:

@@ -71,7 +71,9 @@ class Known:
 
 def fate(unit: Known, now: float) -> Fate:
     """Decide about a unit, giving it up only when it cannot be working any longer.
-    (It was ended, or its lease or deadline has passed.) Until then no other worker may touch its nodes."""
+
+    That is when it was ended, or its lease or deadline has passed. Until then no other worker may touch its
+    nodes."""
     silent = now - unit.heard
     if unit.ending or now > unit.deadline + MARGIN:
         return Fate.LOST

@@ -66,7 +66,7 @@ class Breaker:
 
     @property
     def counts(self) -> float:
-        """Seconds for which a failure counts towards opening it, but none from before a person closed it."""
+        """Seconds for which a failure counts towards opening it: at most since a person closed it."""
         return min(_HOUR, time.monotonic() - self._closed)
 
     def read(self) -> None:

@@ -118,7 +118,7 @@ def new(node: str, at: float, cause: str, **more: Any) -> Incident:
     return Incident(f"{stamp}-{plain}-{secrets.token_hex(4)}", node, at, Step.DRAIN, cause, **more)
 
 
-# A reason set by a run of gpuprov: `up`, a burn-in, the watch for a spare, an incident.
+# A reason set by a run of gpuprov: of an `up`, a burn-in, a spare or an incident of the watch.
 _OF_A_RUN = re.compile(r"(?:\([^)]*\) )?(?:up |burn-in |spare\b|\d{8}T\d{6}Z-)")
 
 

@@ -117,9 +117,7 @@ class Holding:
     def keep(self, words: Mapping[str, Scheduled], incidents: Sequence[Incident]) -> None:
         """Take free leases unless following, and record replacements in this watch's leases.
 
-        Raises RunFolderError.
-
-        `words`: the scheduler's current state of all its nodes."""
+        `words`: the scheduler's current state of all its nodes. Raises RunFolderError."""
         self.trouble = {}
         known = {name: word for name, word in words.items() if not word.error}
         theirs = [word.lease for word in known.values() if word.lease and not self.is_mine(word)]

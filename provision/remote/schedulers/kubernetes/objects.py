@@ -257,7 +257,7 @@ def drained(node: Object, reason: str, moment: str) -> dict[str, Any] | None:
 
 
 def resumed(node: Object) -> dict[str, Any] | None:
-    """Return the patch that resumes a node that gpuprov holds; None for any other node."""
+    """Return the patch that resumes a node that gpuprov holds, with its pool labels; None for others."""
     if holder(node) is not Holder.US:
         return None
     others = [dict(one) for one in taints(node) if one.get("key") != TAINT]
@@ -341,6 +341,6 @@ def _left(node: Object) -> dict[str, str]:
 
 
 def _lost_labels(node: Object) -> dict[str, str]:
-    """Return the recorded labels that the node does not have again."""
+    """Return the recorded labels that the node lacks now."""
     have = part(node, "metadata", "labels")
     return {key: value for key, value in _left(node).items() if key not in have}
