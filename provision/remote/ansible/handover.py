@@ -86,7 +86,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def memory_folder() -> Path:
-    """Return a folder that is never written to disk: /dev/shm, or else the temporary folder."""
+    """Return /dev/shm, which is never written to disk, or else the folder for temporary files."""
     for candidate in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 (mkdtemp below makes it private)
         if candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK):
             return candidate

@@ -258,7 +258,7 @@ def _type_of_key(algorithm: str) -> str:
 
 
 def _disabled(transport: type[paramiko.Transport], hop: Hop) -> dict[str, list[str]]:
-    """Return the algorithms that `hop`'s ssh options exclude, by paramiko's kinds ("+" and "^" do not)."""
+    """Return the algorithms that `hop`'s ssh options exclude, by paramiko's kinds ("+", "^": none)."""
     disabled = {}
     for kind, text in hop.algorithms:
         if text[:1] in "+^":

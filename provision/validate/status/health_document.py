@@ -29,7 +29,7 @@ class DocumentError(Exception):
 
 @dataclass(frozen=True)
 class HeldFinding:
-    """A finding with its debouncing; `active` and `clearing` count, `pending` was seen too rarely yet.
+    """A finding with its debouncing; `active` and `clearing` count, `pending` was seen too rarely.
 
     `seen` of the last `of` runs, `needs` of them make it active; `clean` runs since, `clear_after` clear it.
     """
@@ -49,8 +49,8 @@ class HealthDocument:
     """One health result.
 
     `uptime`: seconds since boot when written; `interval`: seconds between two results. `verdict`: the
-    debounced one; `measured`: of the last run alone; `error`: why nothing could be judged; `checks`: run in
-    the last run."""
+    debounced one; `measured`: of the last run alone; `error`: why nothing could be judged; `checks`: their
+    number in the last run."""
 
     gpuprov: str
     boot_id: str
