@@ -168,7 +168,7 @@ _CLOCKS = 86400  # largest clock error of a node, in seconds
 
 
 class Authority:
-    """Certificate authority for the keys of one launch; certificates are valid for `seconds`."""
+    """Certificate authority for one launch's keys; they are valid for `seconds`, plus `_CLOCKS`."""
 
     def __init__(self, launch: str, seconds: int) -> None:
         self._launch, self._until = launch, int(time.time()) + seconds
