@@ -1,6 +1,6 @@
-"""Writes README.md's table of checks, or prints it: the findings of each check.
+"""Write the table of checks in docs/validate.md, or print it.
 
-python scripts/checks_table.py --write README.md
+python scripts/checks_table.py --write docs/validate.md
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ from provision.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROLES = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
+VALIDATE = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -41,10 +44,10 @@ def shown_commands() -> list[str]:
 
 
 def table_column(first_header: str) -> set[str]:
-    """The code-formatted names in the first column of the README table with this header."""
+    """Names in the first column of the table of docs/roles.md with this header."""
     names: set[str] = set()
     inside = False
-    for line in README.splitlines():
+    for line in ROLES.splitlines():
         if line.startswith(f"| {first_header} |"):
             inside = True
         elif inside and not line.startswith("|"):
@@ -149,10 +152,10 @@ NO_VARIABLES = {
 
 
 def test_every_variable_in_a_sentence_exists() -> None:
-    """Names of metrics look the same; tests/test_metrics_docs.py knows those."""
+    """Names of metrics and of members of documents look the same; other tests compare those."""
     known = {*variables.known(), *variables.RESERVED, *registry.table(), *all_roles(), *NO_VARIABLES}
     for document, text in spans(f"(?:{'|'.join(['gpuprov', *all_roles()])})_"):
-        if document == "metrics.md":
+        if document in ("metrics.md", "json.md"):
             continue
         name = re.split(r"[:=. ]", text)[0]  # `gpuprov_wave: 2`, the metric `gpu_burn.rate`
         pattern = re.sub(r"[*…]|(?<=_)$", ".+", name)  # `rdma_doca_*`, `gpuprov_…`, the prefix `nccl_`
@@ -184,30 +187,31 @@ def test_every_variable_of_the_environment_is_read() -> None:
             assert f'"{name}"' in sources, f"{document.name}: {name}"
 
 
-def test_the_readme_links_to_every_page() -> None:
-    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)[)#]", README))
-    assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+def test_the_readme_is_short_and_leads_to_the_index() -> None:
+    assert len(README.splitlines()) <= 200
+    assert "](docs/index.md)" in README
+    assert "](docs/first-hour.md)" in README
 
 
-def test_the_readme_has_the_table_of_checks() -> None:
-    assert f"\n\n{checks_reference.readme()}\n\n" in README, (
-        "write it again: python scripts/checks_table.py --write README.md"
+def test_the_page_of_checks_has_their_table() -> None:
+    assert f"\n\n{checks_reference.readme()}\n\n" in VALIDATE, (
+        "write it again: python scripts/checks_table.py --write docs/validate.md"
     )
 
 
-def test_the_readme_names_every_role_and_no_other() -> None:
+def test_the_page_of_roles_names_every_role_and_no_other() -> None:
     assert table_column("role") == {path.parent.name for path in (ROOT / "roles").glob("*/expect.yml")}
 
 
 def systems() -> dict[str, str]:
-    """The README's operating systems, with what each was tested on."""
-    table = README.split("| system | tested on |")[1].split("\n\n")[0]
+    """Supported operating systems, and what each was tested on."""
+    table = ROLES.split("| system | tested on |")[1].split("\n\n")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     return {name: row[2].strip() for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
 
 
 @pytest.mark.parametrize("role", sorted(all_roles()))
-def test_every_role_knows_the_operating_systems_of_the_readme_and_no_other(role: str) -> None:
+def test_every_role_knows_the_documented_operating_systems_and_no_other(role: str) -> None:
     known = {f"{name} {version}" for name, _, version in all_roles()[role].releases()}
     if role == "monitoring":  # its host is no GPU node; the role's README says where there is a Prometheus
         assert known == {"debian 12", "debian 13", "ubuntu 24.04"} < set(systems())
@@ -221,7 +225,7 @@ def test_every_role_knows_the_operating_systems_of_the_readme_and_no_other(role:
         assert known == set(systems())
 
 
-def test_the_readme_says_which_operating_systems_were_a_lab_tree() -> None:
+def test_the_page_of_roles_states_which_operating_systems_were_a_lab_tree() -> None:
     """Each line boots in the lab; of the RHEL family one system of each major release stands for its kin."""
     stated = systems()
     for name, release in RELEASES.items():
@@ -234,12 +238,12 @@ def test_the_readme_says_which_operating_systems_were_a_lab_tree() -> None:
     assert majors == {each.split()[1] for each in stated if each.split()[0] in ("rhel", "rocky", "almalinux")}
 
 
-def test_the_readme_states_each_stack_as_it_is() -> None:
+def test_the_page_of_roles_states_each_stack_as_it_is() -> None:
     files = (ROOT / "provision/data/stacks").glob("*.yml")
     stacks = {path.stem: yaml.safe_load(path.read_text()) for path in files}
     assert table_column("stack") == set(stacks)
     for name, stack in stacks.items():
-        row = next(line for line in README.splitlines() if line.startswith(f"| `{name}`"))
+        row = next(line for line in ROLES.splitlines() if line.startswith(f"| `{name}`"))
         variables = stack["variables"]
         if "rocm_version" in variables:
             assert f"| {variables['amdgpu_driver_version']} | {variables['rocm_version']} |" in row
@@ -250,8 +254,8 @@ def test_the_readme_states_each_stack_as_it_is() -> None:
         assert f"{nccl.split('-')[0]} (CUDA {build} build)" in row
 
 
-def test_the_readme_states_every_exit_code() -> None:
-    stated = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+def test_the_page_of_commands_states_every_exit_code() -> None:
+    stated = {int(code) for code in re.findall(r"^\| (\d+) \|", COMMANDS, re.MULTILINE)}
     assert stated == {int(code) for code in ExitCode}
 
 

@@ -59,8 +59,8 @@ def test_every_page_but_one_shows_commands_and_most_of_them_are_run() -> None:
 
 
 def test_what_root_alone_may_do_is_shown_with_sudo() -> None:
-    """Tests run as root and would not notice a missing sudo."""
-    for command in pages.commands("README.md"):
+    """Tests run as root, and would not notice."""
+    for command in pages.commands("docs/lab.md"):
         if (options := command.options) is not None and command.needs is Needs.LAB:
             assert command.root or options.lab_verb in ("faults", "compare"), command
 

@@ -147,7 +147,7 @@ def refused(*remove: str, **declared: Any) -> list[tuple[str, str]]:
     return [(each.what, each.fix) for each in found]
 
 
-@pytest.mark.parametrize("place", ["README.md", "docs/upgrade.md", "commands/up.py", "commands/plan.py"])
+@pytest.mark.parametrize("place", ["docs/roles.md", "docs/upgrade.md", "commands/up.py", "commands/plan.py"])
 def test_what_the_documents_show_is_not_refused_in_a_fleet_of_defaults(place: str) -> None:
     folder = paths.ROLES.parent if place.endswith(".md") else Path(cli.__file__).parent
     lines = (folder / place).read_text("utf-8").splitlines()

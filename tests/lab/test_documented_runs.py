@@ -29,8 +29,8 @@ from tests.support.pages import Command
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 TWO = ("gpu-01", "gpu-02")
-SERVICE, SPARES = ("gpu-01", "gpu-03"), ("gpu-65", "gpu-66")  # names of nodes in docs/watch.md
-# README.md leaves one decision to the reader, and mentions racks; the MPI programs are for `--group`.
+SERVICE, SPARES = ("gpu-01", "gpu-03"), ("gpu-65", "gpu-66")  # as docs/watch.md calls some of its nodes
+# The pages leave one decision to the reader, and name racks; the MPI programs are for `--group`.
 EDITS = {
     "all": {"vars": {"validation_tools_enabled": True, "validation_tools_mpi": True}},
     **{f"rack{number}": {"hosts": {name: {}}} for number, name in enumerate(TWO, start=1)},
@@ -152,11 +152,13 @@ def drained(node: LabNode) -> list[str]:
     return sorted(word.split()[0] for word in words if "drain" in word)
 
 
-def test_the_readme_from_bare_nodes_to_reports(bare: Lab, tmp_path: Path) -> None:
-    assert not (STATE / "lab").exists(), "README.md removes the lab called lab: gpuprov lab down"
+def test_the_pages_from_bare_nodes_to_reports(bare: Lab, tmp_path: Path) -> None:
+    assert not (STATE / "lab").exists(), "docs/lab.md removes the lab called lab: gpuprov lab down"
     folder = Folder(tmp_path, site(bare, nodes={"gpu-03": TWO[-1]}, edits=EDITS))
-    play("README.md", folder, cluster=cluster_of(bare))
+    for page in ("README.md", "docs/validate.md", "docs/burnin.md", "docs/reports.md", "docs/first-hour.md"):
+        play(page, folder, cluster=cluster_of(bare))
     assert drained(bare.node(TWO[0])) == [TWO[-1]]
+    play("docs/lab.md", folder)
     assert {file.name for file in (folder.place / "inventory").iterdir()} == {"lab.yml", "net.yml"}
 
 

@@ -16,7 +16,18 @@ import yaml
 from provision import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-_DOCS = ("upgrade", "watch", "schedulers", "ansible", "status")
+_DOCS = (
+    "first-hour",
+    "validate",
+    "reports",
+    "burnin",
+    "lab",
+    "upgrade",
+    "watch",
+    "schedulers",
+    "ansible",
+    "status",
+)
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS))
 DATA = ROOT / "tests" / "documented_runs.yml"
 PROMPT = "$ "
@@ -76,7 +87,11 @@ class Command:
         """Whether a user has to end the command: a watch, or an hours-long burn-in followed live."""
         if self.does("burnin", "start"):
             return not getattr(self.options, "detach", False)
-        return self.does("watch", "run") or getattr(self.options, "watch", None) is not None
+        return (
+            self.does("watch", "run")
+            or self.does("burnin", "attach")
+            or getattr(self.options, "watch", None) is not None
+        )
 
     def does(self, verb: str, act: str) -> bool:
         """Whether the command is `gpuprov VERB ACT`."""

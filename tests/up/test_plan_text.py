@@ -115,9 +115,9 @@ def test_the_plans_are_those_of_the_cases() -> None:
     assert {file.stem for file in PLANS.iterdir()} == set(CASES)
 
 
-def test_the_readme_shows_one_of_them() -> None:
-    readme = (paths.DATA.parent.parent / "README.md").read_text(encoding="utf-8")
-    assert (PLANS / "another_stack.txt").read_text(encoding="utf-8") in readme
+def test_a_page_shows_one_of_them() -> None:
+    page = (paths.DOCS / "upgrade.md").read_text(encoding="utf-8")
+    assert (PLANS / "another_stack.txt").read_text(encoding="utf-8") in page
 
 
 def test_a_file_with_its_mode_and_owner_is_one_thing_and_so_is_a_service() -> None:
