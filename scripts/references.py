@@ -55,7 +55,7 @@ def api() -> Iterator[str]:
     yield "# Python reference\n"
     yield "The public names of `gpuprov`. [gpuprov from Python](python.md) shows their use."
     for module in (gpuprov, gpuprov.checks):
-        yield f"\n## {module.__name__}\n\n{inspect.getdoc(module)}"
+        yield f"\n## {module.__name__}"
         for name in sorted(module.__all__, key=str.lower):
             if name != "__version__":
                 yield from described(name, getattr(module, name))
@@ -89,23 +89,29 @@ def signature(name: str, thing: Any) -> str:
     except (TypeError, ValueError):
         return name
     parameters = [each for each in taken.parameters.values() if each.name != "self"]
-    texts = [factory(str(each), thing) for each in parameters]
-    for number, each in enumerate(parameters):  # the mark before parameters that are given by name alone
-        if each.kind is each.KEYWORD_ONLY:
-            texts.insert(number, "*")
-            break
+    texts = [parameter(each, thing) for each in parameters]
+    by_name = [number for number, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY]
+    if by_name:
+        texts.insert(by_name[0], "*")
     returned = taken.return_annotation
-    end = "" if inspect.isclass(thing) or returned is taken.empty else f" -> {returned}"
+    end = "" if inspect.isclass(thing) or returned is taken.empty else f" -> {written(returned)}"
     line = f"{name}({', '.join(texts)}){end}"
     return line if len(line) <= 90 else f"{name}(\n" + "".join(f"    {text},\n" for text in texts) + f"){end}"
 
 
-def factory(text: str, thing: Any) -> str:
-    """Return a parameter whose default a dataclass makes anew, with that default."""
+def parameter(taken: inspect.Parameter, thing: Any) -> str:
+    """Return a parameter as in the source; a default that a dataclass makes anew is shown as its value."""
+    default = taken.default
     for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
-        if text.startswith(f"{field.name}:") and field.default_factory is not dataclasses.MISSING:
-            return f"{text.partition(' = ')[0]} = {field.default_factory()!r}"
-    return text
+        if field.name == taken.name and field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+    text = taken.name if taken.annotation is taken.empty else f"{taken.name}: {written(taken.annotation)}"
+    return text if default is taken.empty else f"{text} = {default!r}"
+
+
+def written(annotation: Any) -> str:
+    """Return an annotation as in the source."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def prose(text: str) -> str:

@@ -24,6 +24,7 @@ import references
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "scripts" / "site.toml"
+STYLE = ROOT / "scripts" / "site.css"
 # Documents outside of docs/, and their pages.
 OTHERS = {
     "README.md": "index.md",
@@ -141,6 +142,7 @@ def lay_out(out: Path, repository: str = "") -> None:
         (pages / place).write_text(index(text) if place == "index.md" else text, encoding="utf-8")
     for place, text in references.pages().items():
         (pages / place).write_text(text, encoding="utf-8")
+    shutil.copyfile(STYLE, pages / STYLE.name)
     first = (pages / "index.md").read_text(encoding="utf-8")
     (out / "zensical.toml").write_text(configuration(first, repository), encoding="utf-8")
 
