@@ -69,7 +69,8 @@ def described(name: str, thing: Any) -> Iterator[str]:
         yield prose(inspect.getdoc(thing) or "")
         yield from own_methods(thing)
     else:
-        yield f"```python\n{name} = {thing!r}\n```"
+        choices = "\n    | ".join(re.sub(r"[\w.]+\.", "", repr(thing)).split(" | "))
+        yield f"```python\n{name} = (\n    {choices}\n)\n```"
 
 
 def own_methods(thing: Any) -> Iterator[str]:
@@ -106,7 +107,8 @@ def parameter(taken: inspect.Parameter, thing: Any) -> str:
         if field.name == taken.name and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
     text = taken.name if taken.annotation is taken.empty else f"{taken.name}: {written(taken.annotation)}"
-    return text if default is taken.empty else f"{text} = {default!r}"
+    shown = default.__name__ if inspect.isfunction(default) else repr(default)
+    return text if default is taken.empty else f"{text} = {shown}"
 
 
 def written(annotation: Any) -> str:

@@ -25,7 +25,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROLES = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
 VALIDATE = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
 COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def shown_commands() -> list[str]:
@@ -257,6 +260,15 @@ def test_the_page_of_roles_states_each_stack_as_it_is() -> None:
 def test_the_page_of_commands_states_every_exit_code() -> None:
     stated = {int(code) for code in re.findall(r"^\| (\d+) \|", COMMANDS, re.MULTILINE)}
     assert stated == {int(code) for code in ExitCode}
+
+
+def test_an_entry_of_the_changelog_is_one_short_line() -> None:
+    sections = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for section in sections:
+        assert len(section.splitlines()) <= 60, section.splitlines()[0]
+        for entry in re.findall(r"^- (.+)$", section, re.MULTILINE):
+            assert len(re.sub(r"\]\([^)]*\)", "]", entry).split()) <= 25, entry
+        assert not re.search(r"^  \S", section, re.MULTILINE), "an entry has a second line"
 
 
 def test_links_between_documents_lead_somewhere() -> None:
