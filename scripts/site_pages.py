@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -164,27 +164,25 @@ def serve(folder: Path, port: int) -> None:
             print()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="default: build/site")
     parser.add_argument("--repository", default="", metavar="URL", help="where links to source files lead")
     parser.add_argument(
-        "--serve",
-        type=int,
-        nargs="?",
-        const=8000,
-        metavar="PORT",
-        help="serve the built site (default port: 8000)",
+        "--serve", type=int, nargs="?", const=8000, metavar="PORT", help="serve the site (default: 8000)"
     )
-    options = parser.parse_args()
-    lay_out(options.out, options.repository.rstrip("/"))
-    if code := build(options.out):
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    chosen = options()
+    lay_out(chosen.out, chosen.repository.rstrip("/"))
+    if code := build(chosen.out):
         return code
-    print(f"the site is in {options.out / 'html'}")
-    if options.serve is not None:
-        serve(options.out / "html", options.serve)
+    print(f"the site is in {chosen.out / 'html'}")
+    if chosen.serve is not None:
+        serve(chosen.out / "html", chosen.serve)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from types import ModuleType
 from urllib.parse import unquote
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
@@ -125,6 +127,17 @@ def test_a_link_to_a_file_that_is_no_page_leads_to_the_repository(site_pages: Mo
 def test_a_link_that_leads_nowhere_is_refused(site_pages: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"docs/ci\.md: absent\.md leads nowhere"):
         site_pages.with_links("[a](absent.md)", "docs/ci.md", site_pages.places(), "")
+
+
+def test_the_workflow_publishes_what_the_script_builds(site_pages: ModuleType) -> None:
+    file = ROOT / "docs" / "examples" / "publish-site.yml"
+    steps = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]["publish"]["steps"]
+    (command,) = [shlex.split(step["run"]) for step in steps if "run" in step]
+    options = site_pages.options(command[1:])
+    assert command[0] == "scripts/site"
+    assert options.repository.startswith("https://")
+    (published,) = [step["with"]["path"] for step in steps if "upload" in step.get("uses", "")]
+    assert ROOT / published == options.out / "html"
 
 
 @pytest.mark.parametrize(("page", "script"), [("json.md", "json_page.py")])

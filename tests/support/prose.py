@@ -22,7 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CEILINGS = ROOT / "tests" / "prose_ceilings.yml"
 HEAD = """\
-# Marked phrases by tree and kind (tests/support/prose.py). The numbers only fall. To lower them after a rewrite:
+# Marked phrases by tree and kind (tests/support/prose.py). The numbers only fall. After a rewrite:
 # python -m tests.support.prose > tests/prose_ceilings.yml
 """
 TREES = ("provision", "lab", "roles", "scripts", "benchmarks", "tests")
