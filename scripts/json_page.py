@@ -15,15 +15,20 @@ from provision import paths
 
 Schema = Mapping[str, Any]
 BEGIN = "<!-- Written by scripts/json_page.py. -->"
-SCHEMAS = ("report", "plan", "status", "drift")
+SECTIONS = {
+    "report": "Health report: validate, report",
+    "plan": "Plan: plan",
+    "status": "State of the fleet: status",
+    "drift": "Drift report: drift",
+}
 
 
 def lines() -> Iterator[str]:
     """Return the sections of all documents."""
-    for name in SCHEMAS:
+    for name, heading in SECTIONS.items():
         file = paths.DATA / "schemas" / f"{name}.schema.json"
         schema = json.loads(file.read_text(encoding="utf-8"))
-        yield f"\n## {schema['title'].removeprefix('gpuprov ')}\n"
+        yield f"\n## {heading}\n"
         yield f"{sentence(schema['description'])}\n"
         number = schema["properties"]["format"]["const"]
         yield f"Format {number}; [{file.name}](../provision/data/schemas/{file.name}).\n"
