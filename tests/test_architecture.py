@@ -430,7 +430,7 @@ def test_the_document_names_every_package_and_every_small_file_and_no_other() ->
     assert folders == set(ORDER)
     assert len(folders) <= PACKAGES
     files = {path.name for path in ROOT.glob("*.py")} - {"__init__.py"}
-    beside = DOCUMENT.split("Beside them:")[1].split("\n\n")[0]
+    beside = DOCUMENT.split("Next to them:")[1].split("\n\n")[0]
     assert files == set(re.findall(r"`(\w+\.py)`", beside))
 
 
