@@ -9,6 +9,8 @@ import pytest
 from tests.support import prose
 from tests.support.prose import Text
 
+pytestmark = pytest.mark.timeout(600)  # it parses all modules, also on a busy host
+
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, dict[str, int]]:

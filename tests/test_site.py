@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.timeout(400)  # a busy host
 INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 
 
@@ -55,7 +56,7 @@ def site_pages() -> ModuleType:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site") / "out"
     command = [sys.executable, str(ROOT / "scripts" / "site_pages.py"), "--out", str(out)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert built.returncode == 0, built.stdout + built.stderr
     return out / "html"
 

@@ -9,10 +9,8 @@ The list is rough: a marked phrase may be right where it stands. docs/writing.md
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +57,11 @@ PRONOUN = re.compile(
     r"\b(?:it|them|that|those|this|these|one|what|which|others?|all|anew|there)\b", re.IGNORECASE
 )
 NOUN = re.compile(r"\b[a-z_-]{5,}\b")
+# Far faster than the tokenizer of Python, and the same for code that parses.
+STRING_OR_COMMENT = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*''',
+    re.DOTALL,
+)
 NOT_PROSE = re.compile(r"#\s*(?:noqa|type:|fmt:|pragma|!|---)")
 TASK = re.compile(r"\s*- name: (.+)")
 
@@ -82,12 +85,12 @@ class Text:
 
 def texts(tree: Path) -> Iterator[Text]:
     """Yield all prose below a folder."""
-    for file in sorted(tree.rglob("*")):
+    for file in sorted((*tree.rglob("*.py"), *tree.rglob("tasks/**/*.yml"))):
         if "_packed" in file.parts or not file.is_file():
             continue
         if file.suffix == ".py":
             yield from of_python(file)
-        elif file.suffix == ".yml" and "tasks" in file.parts:
+        else:
             lines = file.read_text(encoding="utf-8").splitlines()
             names = ((number, TASK.match(line)) for number, line in enumerate(lines, start=1))
             yield from (Text("task names", file, number, match[1]) for number, match in names if match)
@@ -108,9 +111,10 @@ def of_python(file: Path) -> Iterator[Text]:
                 yield Text("first lines", file, line, docstring.splitlines()[0])
             for sentence in re.split(r"(?<=[.:])\s+", " ".join(docstring.split())):
                 yield Text("sentences", file, line, sentence)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not NOT_PROSE.match(token.string):
-            yield Text("comments", file, token.start[0], token.string.lstrip("# "))
+    for token in STRING_OR_COMMENT.finditer(source):
+        if token[0].startswith("#") and not NOT_PROSE.match(token[0]):
+            line = source.count("\n", 0, token.start()) + 1
+            yield Text("comments", file, line, token[0].strip("# "))
 
 
 def counts() -> dict[str, dict[str, int]]:
