@@ -29,7 +29,7 @@ from tests.support.pages import Command
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 TWO = ("gpu-01", "gpu-02")
-SERVICE, SPARES = ("gpu-01", "gpu-03"), ("gpu-65", "gpu-66")  # as docs/watch.md calls some of its nodes
+SERVICE, SPARES = ("gpu-01", "gpu-03"), ("gpu-65", "gpu-66")  # names of nodes in docs/watch.md
 # The pages leave one decision to the reader, and name racks; the MPI programs are for `--group`.
 EDITS = {
     "all": {"vars": {"validation_tools_enabled": True, "validation_tools_mpi": True}},
