@@ -82,6 +82,12 @@ class Images:
         image: Image = self.made("slurm", nodes, below, _slurm)["images"]["gpu-01"]
         return image
 
+    def slurm_alone(self) -> Image:
+        """A node without GPUs that has nothing but Slurm, which does not start at boot."""
+        nodes = (NodeSpec("gpu-01", "none"),)
+        image: Image = self.made("slurm-alone", nodes, {}, _slurm_alone)["images"]["gpu-01"]
+        return image
+
     def made(
         self,
         name: str,
@@ -175,4 +181,11 @@ def _in_service(lab: Lab, folder: Path) -> dict[str, Any]:
 def _slurm(lab: Lab, _: Path) -> dict[str, Any]:
     slurm_cluster.install(lab.nodes, "openmpi-bin", *slurm_cluster.PACKAGES)
     lab.node("gpu-01").as_root("systemctl disable slurmd slurmctld")  # would search for a cluster at boot
+    return {}
+
+
+def _slurm_alone(lab: Lab, _: Path) -> dict[str, Any]:
+    lab.node("gpu-01").as_root("apt-get update -q", timeout=300)
+    slurm_cluster.install(lab.nodes, *slurm_cluster.PACKAGES)
+    lab.node("gpu-01").as_root("systemctl disable slurmd slurmctld")
     return {}
