@@ -42,7 +42,8 @@ STATUS = {
 STATUS |= {(name, "silent"): judged(name, unreachable("no answer")) for name in NAMES}
 ITSELF = f"{PREFIX}gpu3: GPU has fallen off the bus: power-cycle"
 OF_AN_INCIDENT = re.compile(r"\d{8}T\d{6}Z-")
-_MARK = re.compile(r"\S+ takes the place of (\S+)")
+MARK = re.compile(r"\S+ takes the place of (\S+)")
+LEFT = "could not be put into service"  # of a spare, behind the incident
 
 
 class Killed(BaseException):
@@ -115,8 +116,10 @@ class World:
 
     def judge_drain(self, name: str, reason: str) -> None:
         """What holds of each drain by a watch: its cause is this node's own, and no limit is exceeded."""
-        if not OF_AN_INCIDENT.match(reason) or "could not be put into service" in reason:
+        if not OF_AN_INCIDENT.match(reason) or LEFT in reason:
             return
+        if self.open is not None:
+            self.wrong.append(f"{name} was drained while the breaker is open")
         if not self.unfit(name):
             self.wrong.append(f"{name} was drained without a fault of its own: {reason}")
         lost = self.now - self.since[name]
@@ -139,7 +142,7 @@ class World:
 
     def judge_replacement(self, spare: str, reason: str) -> None:
         """A fault has one replacement in service at a time."""
-        if (match := _MARK.match(reason.removeprefix(PREFIX))) is None:
+        if (match := MARK.match(reason.removeprefix(PREFIX))) is None:
             return
         both = self.replaced.setdefault(match[1], [])
         if others := [one for one in both if one != spare and not self.reasons.get(one)]:
