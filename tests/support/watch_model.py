@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from provision.up.watch.service import Watch
 from provision.up.watch.steps import Checked, Message
 from provision.up.watch.surroundings import Pace
 from provision.validate.status.status import NodeStatus, judged
+from tests.support.baton import AtOnce
 from tests.support.health_results import failed, printed, result
 from tests.support.watching import fleet
 
@@ -114,8 +114,9 @@ class World:
         pools = tuple(self.pools[name])
         return Scheduled(name, state, reason, holder, takes, down, pools, lease=self.leases.get(name))
 
-    def judge_drain(self, name: str, reason: str) -> None:
-        """What holds of each drain by a watch: its cause is this node's own, and no limit is exceeded."""
+    def drain(self, name: str, reason: str) -> None:
+        """By a watch. What holds then: its cause is this node's own, and no limit is exceeded."""
+        self.reasons[name] = PREFIX + reason
         if not OF_AN_INCIDENT.match(reason) or LEFT in reason:
             return
         if self.open is not None:
@@ -203,7 +204,7 @@ class Controller:
             if self.left_to_kill < 0:
                 raise Killed
 
-    def start(self, late: Sequence[str] = (), sleep: Callable[[float], None] = lambda _: None) -> None:
+    def start(self, late: Sequence[str] = ()) -> None:
         """A life of the watch: what it knew is gone but for what it has written. `late`: nodes whose first
         result comes with their next change."""
         self._sent = dict.fromkeys(late, "")
@@ -214,14 +215,13 @@ class Controller:
             steady=lambda: self.world.now,
             pace=Pace(least=0.0, wait=0.0, beat=1e12),
         )
-        self.watch.lease._sleep = sleep
+        self.watch.lease._sleep = lambda _: None
         for one in (self.watch, self.watch._renewal):
             one._pool.shutdown()
             one._pool = AtOnce()
 
     @property
     def holder(self) -> str:
-        """Who it is in leases."""
         return str(Store(self.folder).lease().get("holder", ""))
 
     def waiting(self) -> list[str]:
@@ -284,20 +284,20 @@ class Controller:
         self.point()
         return problems
 
+    def has(self, name: str) -> bool:
+        return (lease := self.world.leases.get(name)) is not None and lease.holder == self.holder
+
     def _may(self, name: str) -> None:
         """Judge that it acts on a node whose lease it has, or had at its last look a moment ago."""
-        lease, mine = self.world.leases.get(name), self.holder
-        has = lease is not None and lease.holder == mine
-        had = self.world.changing_hands and self._seen_lease.get(name) == mine
-        if not has and not had:
-            self.world.wrong.append(f"{self.host} acted on {name}, whose lease is {lease}")
+        had = self.world.changing_hands and self._seen_lease.get(name) == self.holder
+        if not self.has(name) and not had:
+            self.world.wrong.append(f"{self.host} acted on {name}, and has no lease of it")
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
         def change(name: str) -> str:
             if not self.world.reasons.get(name):
                 self._may(name)
-                self.world.reasons[name] = PREFIX + reasons[name]
-                self.world.judge_drain(name, reasons[name])
+                self.world.drain(name, reasons[name])
             return ""
 
         return self._changed(list(reasons), change)
@@ -386,17 +386,3 @@ class ModelStore(Store):
     def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 - nothing here reads it
         if self._controller.full:
             raise RunFolderError("history.jsonl cannot be written: No space left on device", "make room")
-
-
-class AtOnce(Executor):
-    """An executor whose work is done when it is submitted."""
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work(*arguments, **named))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...

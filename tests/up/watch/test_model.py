@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from provision.remote.schedulers import PREFIX
 from provision.up.watch import breaker, lease, renewal, service, take_over
 from provision.up.watch.incidents import Incident, Step, Store
 from provision.up.watch.steps import Checked
+from tests.support.baton import Baton
 from tests.support.seed import times
 from tests.support.watch_model import (
     FLEET,
@@ -129,9 +129,6 @@ class Histories(RuleBasedStateMachine):
         one.ahead += seconds
         self.world.forgot = self.world.now
 
-    def other(self, one: Controller) -> Controller:
-        return self.both[1 - self.both.index(one)]
-
     def takes_over(self, one: Controller, settled: Callable[[], None] = lambda: None) -> None:
         """`gpuprov watch take-over` on this controller; `settled` happens while it waits for the steps of the
         earlier watch."""
@@ -157,6 +154,10 @@ class Histories(RuleBasedStateMachine):
         except Killed:
             one.left_to_kill = -1
         self.start(one)
+
+    def fails(self, node: str) -> None:
+        if self.world.health[node] == "good":
+            self.world.change(node, "bad")
 
     # --- what happens
 
@@ -232,8 +233,7 @@ class Histories(RuleBasedStateMachine):
         """`then`: what has become of the node when the watch is back: it is well again; its first result is
         late; the clock went back."""
         one = self.both[which]
-        if self.world.health[node] == "good":
-            self.world.change(node, "bad")
+        self.fails(node)
         one.left_to_kill, self.then = points, (node, then)
         self.rounds(3, 1.0)
         one.left_to_kill, self.then = -1, ("", "")
@@ -264,11 +264,8 @@ class Histories(RuleBasedStateMachine):
     def the_other_takes_over_while_a_node_fails(self, which: int, points: int, node: str, dies: int) -> None:
         """A person has a watch take over at any moment of a round of the other one, whose step ends while the
         command waits for that. `dies`: moments until the command is killed."""
-        one = self.both[which]
-        other = self.other(one)
-        if self.world.health[node] == "good":
-            self.world.change(node, "bad")
-        thread = Baton()
+        one, other, thread = self.both[which], self.both[1 - which], Baton()
+        self.fails(node)
         self.world.now += 1.0
         self.world.look_around()
         one.left_to_kill = max(-1, dies)
@@ -289,7 +286,6 @@ class Histories(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def a_watch_takes_over(self, which: int) -> None:
-        """Whatever became of the other one: it runs, is off, or is cut off from the network."""
         self.takes_over_and_starts(self.both[which])
         self.rounds(2, 1.0)
 
@@ -297,10 +293,7 @@ class Histories(RuleBasedStateMachine):
     def a_node_returns(self, node: str) -> None:
         """What `gpuprov return` does at its end: it is healthy, and a spare."""
         for one in self.both:
-            held = self.world.leases.get(node)
-            if held is None or held.holder != one.holder or one.full:
-                continue
-            for incident in one.store.incidents():
+            for incident in one.store.incidents() if one.has(node) and not one.full else ():
                 ours = self.world.reasons.get(node, "").startswith(PREFIX)
                 away = incident.step is Step.REPAIR and incident.returned is None
                 if incident.node == node and away and ours:
@@ -323,8 +316,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_wrong_was_done(self) -> None:
-        """No drain without a fault or beyond a limit, no resume of a node that is no spare, no second
-        replacement, and nothing by a watch that has no lease (World, Controller)."""
+        """Judged where it is done: World.drain, World.judge_replacement, Controller.resume and _may."""
         assert not self.world.wrong, self.world.wrong
 
     @invariant()
@@ -347,16 +339,13 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def a_fault_is_acted_on_or_told_within_a_minute(self) -> None:
         world = self.world
-        for one in self.both:
-            if one.off or not hasattr(one, "watch") or world.now - one.began < 60.0:
+        for one in (each for each in self.both if not each.off):
+            if not hasattr(one, "watch") or world.now - one.began < 60.0:
                 continue
             acted = {incident.node for incident in one.store.incidents() if incident.holds_node}
             lasting = [one.watch._told[key] for key in one.watch._held]
             for node, how in world.health.items():
-                held = world.leases.get(node)
-                if held is None or held.holder != one.holder or one.cut:
-                    continue
-                serves = not world.reasons.get(node) and not world.away
+                serves = not world.reasons.get(node) and not world.away and not one.cut and one.has(node)
                 since = max(world.since[node], world.resumed.get(node, 0.0), one.connected)
                 if how == "bad" and serves and world.now - since > 60.0 and node not in acted:
                     assert [told for told in lasting if told.kind != "last-spare"], f"{node}: without a word"
@@ -365,8 +354,7 @@ class Histories(RuleBasedStateMachine):
 
     def ends_right(self) -> None:
         """With nothing in its way, whatever was begun is brought to its end by the next life of the watch."""
-        world = self.world
-        world.away, world.answers = False, {}
+        world, self.world.away, self.world.answers = self.world, False, {}
         world.close_breaker()
         for one in self.both:
             one.left_to_kill, one.full, one.cut = -1, False, False
@@ -406,44 +394,6 @@ class Histories(RuleBasedStateMachine):
         if reason.startswith(PREFIX):
             later = [other for other in incidents if other.node == one.spare]
             assert later or reason == ITSELF, (one, reason)
-
-
-class Baton:
-    """Work in a thread of which at any moment only one runs: this one, or the one that started it."""
-
-    def __init__(self) -> None:
-        self._here, self._there = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Begin it; returns when it calls `back`, or has ended."""
-
-        def inside() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._thread = None
-                self._here.release()
-
-        self._thread = threading.Thread(target=inside)
-        self._thread.start()
-        self._here.acquire()
-
-    def back(self) -> None:
-        """In the work: let the one who started it go on until `end`."""
-        self._here.release()
-        self._there.acquire()
-
-    def end(self) -> None:
-        """Have the work end, if it has begun and has not ended. Raises its error."""
-        if self._thread is not None:
-            self._there.release()
-            self._here.acquire()
-        if self._error is not None:
-            raise self._error
 
 
 Histories.TestCase.settings = settings(max_examples=times(300, 100_000), stateful_step_count=20)
