@@ -176,11 +176,8 @@ def take_over(
     incidents = [one for one in found if one.id not in kept and not taken.isdisjoint((one.node, one.spare))]
     if source is not None:  # the folder knows which nodes have returned
         incidents, told = [one for one in incidents if one.returned is None], []
-    for one in incidents:
-        one = replace(one, number=store.next_number())
-        one = replace(one, placed_number=store.next_number() if one.placed is not None else 0)
+    for one in numbered(incidents, store.next_number):
         if one.returned is not None:
-            one = replace(one, returned_number=store.next_number())
             store.write_return(one)
         store.write(one)
     holding.save(taking=False)
@@ -191,6 +188,21 @@ def take_over(
         say("spares are validated again; messages that the earlier watch has not sent yet are lost")
     repair = sum(one.holds_node for one in store.incidents())
     say(f"{many(len(words), 'node')} taken over, {repair:,} of them failed; next: gpuprov watch")
+
+
+def numbered(incidents: Sequence[Incident], number: Callable[[], int]) -> list[Incident]:
+    """Rebuilt incidents with the order in which nodes changed their roles.
+
+    Their times are no order, since clocks are set. A node's own lease has its last change: so one that serves
+    again has returned before any spare was placed, and one that is drained has failed after that."""
+    found: list[Incident] = []
+    for one in incidents:  # what is over
+        over = one.placed is not None and one.returned is not None
+        found.append(replace(one, number=number(), returned_number=number()) if over else one)
+    placed = [replace(one, placed_number=number()) if one.placed is not None else one for one in found]
+    last = [one if one.number else replace(one, number=number()) for one in placed]
+    back = {one.id for one in last if one.returned is not None and not one.returned_number}
+    return [replace(one, returned_number=number()) if one.id in back else one for one in last]
 
 
 def _answers(scheduler: Leases, fleet: Fleet) -> dict[str, Scheduled]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from provision.up.watch.incidents import Incident, Step, Store, moved, new, plac
 from provision.up.watch.lease import Holding
 from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role, roles
-from provision.up.watch.take_over import rebuilt, strays, take_over
+from provision.up.watch.take_over import numbered, rebuilt, strays, take_over
 from tests.support import seed
 from tests.support.watched import FAILED, ended, prepared, started
 from tests.support.watching import GOOD, FileScheduler, fleet, seen
 
 NOW = 1_800_000_000.0
+I0 = "20270115T060000Z-gpu-02-0a1b2c3d"
 I1, I2 = "20270115T070000Z-gpu-03-0a1b2c3d", "20270115T071000Z-spare-1-0a1b2c3d"
 WORDS = "gpu3 has fallen off the bus (Xid 79)"
 
@@ -49,13 +51,6 @@ def words(**nodes: tuple[str, str]) -> dict[str, Scheduled]:
 
 WAITS = (f"{PREFIX}spare [root@2027-01-15T07:00:00]", "")
 DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
-
-
-def numbered(found: Sequence[Incident]) -> list[Incident]:
-    return [
-        replace(one, number=3 * n + 1, placed_number=3 * n + 2, returned_number=3 * n + 3)
-        for n, one in enumerate(found)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +104,23 @@ def numbered(found: Sequence[Incident]) -> list[Incident]:
             {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.REPAIR, "spare-2")},
             {"gpu-03": "repair", "spare-1": "repair", "spare-2": "service"},
         ),
+        (  # the same, by a clock that went back in between
+            {
+                "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
+                "spare_1": (f"{PREFIX}{I0} {WORDS}", f"{I1} gpu-03 spare-1"),
+            },
+            {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.CHOOSE, "")},
+            {"gpu-03": "repair", "spare-1": "repair"},
+        ),
+        (  # gpu-03 was repaired, and took the place of gpu-02 by a clock that went back; that waits now
+            {
+                "gpu_02": (WAITS[0], "spare"),
+                "gpu_03": ("", f"{I0} gpu-02 gpu-03"),
+                "spare_1": ("", f"{I1} gpu-03 spare-1"),
+            },
+            {"gpu-02": (Step.REPAIR, "gpu-03"), "gpu-03": (Step.REPAIR, "spare-1")},
+            {"gpu-02": "spare", "gpu-03": "service", "spare-1": "service"},
+        ),
         (  # a spare failed while it waited: nobody takes its place
             {"spare_1": (f"{PREFIX}{I2} {WORDS}", ""), "spare_2": WAITS},
             {"spare-1": (Step.REPAIR, "")},
@@ -154,7 +166,7 @@ def test_incidents_are_rebuilt(
     known = words(**waiting, **nodes)
     found, _ = rebuilt(fleet(), known, NOW)
     assert {one.node: (one.step, one.spare) for one in found} == steps
-    role = roles(fleet(), numbered(found))
+    role = roles(fleet(), numbered(found, itertools.count(1).__next__))
     usual = {name: Role.SPARE if name.startswith("spare") else Role.SERVICE for name in role}
     assert role == {**usual, **{name: Role(word) for name, word in differs.items()}}
     # Whatever is done next, no drained node of an incident is a spare, and nothing in service is chosen.
@@ -163,7 +175,7 @@ def test_incidents_are_rebuilt(
         fleet(),
         {name: seen(name, **GOOD) for name in role},
         known,
-        numbered(found),
+        numbered(found, itertools.count(1).__next__),
         dict.fromkeys(role, NOW),
     )
     for one in view.incidents:
