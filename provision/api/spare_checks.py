@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision.api.apart import Apart
+from provision.api.apart import GRACE, Apart
 from provision.api.source import Source
 from provision.errors import ExitCode
 from provision.text import one_line
@@ -19,16 +19,21 @@ EVIDENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class QuickChecks:
-    """Job that runs the quick stage of `validate` on one node of the current inventory."""
+    """Job that runs the quick stage of `validate` on one node of the current inventory.
+
+    `seconds`: time limit; if its controller dies, the node stays locked for little longer."""
 
     source: Source
+    seconds: float
     with_jobs: bool = False
 
     def run(self) -> Mapping[str, Any]:
         """Return the run's folder and exit code, and the worst finding."""
         from provision.api import fleets, validations
 
-        campaign = validations.Campaign(stage="quick", with_jobs=self.with_jobs)
+        campaign = validations.Campaign(
+            stage="quick", with_jobs=self.with_jobs, deadline=self.seconds + 2 * GRACE
+        )
         result = validations.validate(fleets.load(self.source), campaign)
         (node,) = result.health.nodes
         findings = [(check.check, finding) for check in node.checks for finding in check.findings]
@@ -72,7 +77,7 @@ class SpareChecks:
 
     def verify(self, spare: str) -> Checked:
         """Check whether a spare may go into service."""
-        done = self._apart.run(QuickChecks(replace(self._source, nodes=spare)), self._seconds)
+        done = self._apart.run(QuickChecks(replace(self._source, nodes=spare), self._seconds), self._seconds)
         result = done.found or {}
         run, code = Path(result.get("run", "")).name, result.get("code", done.code)
         if code == ExitCode.OK and not done.late:
@@ -91,7 +96,7 @@ class SpareChecks:
     def evidence(self, incident: Incident) -> str:
         """Measure the failed node and pack the data for its vendor; return the error, or ""."""
         source = replace(self._source, nodes=incident.node)
-        done = self._apart.run(QuickChecks(source, with_jobs=True), EVIDENCE_SECONDS)
+        done = self._apart.run(QuickChecks(source, EVIDENCE_SECONDS, with_jobs=True), EVIDENCE_SECONDS)
         if done.found is None:
             return "the measurement did not end in time" if done.late else one_line(done.error, 300)
         packing = Evidence(source, done.found["run"], self._folder / "bundles")

@@ -46,7 +46,8 @@ class Campaign:
 
     `resume`: folder or name of a run to resume, "" for the last one; it also sets the checks if neither
     `stage` nor `checks` is given. `break_lock`: also measure nodes that another run has locked; `with_jobs`:
-    also load nodes on which scheduler jobs run."""
+    also load nodes on which scheduler jobs run. `deadline`: seconds after which the caller ends the run, which
+    limits the lifetime of its locks."""
 
     checks: str | Sequence[str] = ()
     stage: str = ""
@@ -61,6 +62,7 @@ class Campaign:
     resume: str | None = None
     break_lock: bool = False
     with_jobs: bool = False
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ def validate(
             say=say,
             over=over,
             broken=campaign.break_lock,
+            lease=min(fleet_lock.LEASE, campaign.deadline or fleet_lock.LEASE),
         ),
     ):
         folder = validation.open_folder(before, fleet, checks, settings, arguments)

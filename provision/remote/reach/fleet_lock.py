@@ -109,6 +109,7 @@ class FleetLock:
         fleet: Fleet | None = None,
         who: str = "",
         on_lost: Callable[[str, str], None] = lambda _node, _why: None,
+        lease: float = LEASE,
     ) -> None:
         self.lost = ""  # why the locks are lost; then no further work may start
         # Nodes that did not confirm the release: their locks expire.
@@ -118,10 +119,8 @@ class FleetLock:
         self._verb = verb
         self._fleet = fleet
         self._programs = programs
-        self._before = tuple(before)
-        self._force = force
-        self._since = since
-        self._who = who or me()
+        self._before, self._force = tuple(before), force
+        self._since, self._who, self._lease = since, who or me(), lease
         self._on_lost = on_lost
         self._held: dict[str, None] = {}
         self._maybe: dict[str, None] = {}  # nodes that may be locked by us; released like the others
@@ -217,9 +216,9 @@ class FleetLock:
             self._thread.join(timeout=5)
 
     def _ask(self, operation: str, nodes: Collection[str]) -> dict[str, Answer]:
-        request = {"op": operation, "run": self._run, "who": self._who, "since": self._since, "lease": LEASE}
-        request |= {"before": list(self._before), "force": self._force, "verb": self._verb}
-        programs = {node: _program({**request, "node": node}) for node in nodes}
+        request = {"op": operation, "run": self._run, "who": self._who, "since": self._since}
+        more = {"before": list(self._before), "force": self._force, "lease": self._lease, "verb": self._verb}
+        programs = {node: _program({**request, **more, "node": node}) for node in nodes}
         return {node: _understood(node, output) for node, output in self._programs(programs).items()}
 
 
@@ -379,9 +378,11 @@ def alone(
     say: Callable[[str], None],
     over: Reach | None = None,
     broken: bool = False,
+    lease: float = LEASE,
 ) -> Iterator[None]:
     """Lock the nodes of `fleet` for this `run` of `verb` in the `with` block; `broken` skips the locks.
-    `say` reports lost locks, and nodes that cannot be locked; the verb itself detects unreachable nodes."""
+    `lease`: seconds until the locks expire if this process is killed. `say` reports lost locks, and nodes
+    that cannot be locked; the verb itself detects unreachable nodes."""
     if broken:
         from provision.remote.ansible.runner import ended_as_interrupted
 
@@ -389,7 +390,7 @@ def alone(
             yield
         return
     programs = on_fleet(fleet, timeout=timeout, connections=connections, over=over)
-    lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet)
+    lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet, lease=lease)
     with held(lock, fleet.nodes, say=say) as answers:
         for answer in answers.values():
             if answer.error and not answer.unreachable:
