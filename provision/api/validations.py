@@ -46,8 +46,8 @@ class Campaign:
 
     `resume`: folder or name of a run to resume, "" for the last one; it also sets the checks if neither
     `stage` nor `checks` is given. `break_lock`: also measure nodes that another run has locked; `with_jobs`:
-    also load nodes on which scheduler jobs run. `deadline`: seconds after which the caller ends the run, which
-    limits the lifetime of its locks."""
+    also load nodes on which scheduler jobs run. `deadline`: seconds after which the caller ends the run,
+    which limits the lifetime of its locks."""
 
     checks: str | Sequence[str] = ()
     stage: str = ""

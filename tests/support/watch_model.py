@@ -124,7 +124,7 @@ class World:
         if not self.unfit(name):
             self.wrong.append(f"{name} was drained without a fault of its own: {reason}")
         lost = self.now - self.since[name]
-        alone = self.health[name] == "silent" and name not in self.failed and self.now - self.forgot > HOUR
+        alone = self.health[name] == "silent" and name not in self.failed
         if alone and lost < POLICY.down_minutes * 60:
             self.wrong.append(f"{name} was drained after {lost:.0f} s of silence")
         self.drains.append((self.now, name))

@@ -38,12 +38,17 @@ class View:
     validated: Mapping[str, float] = field(default_factory=dict)  # spare → time of its last pass
     unscheduled: Collection[str] = ()  # nodes without a scheduler: watched and reported, never drained
     ages: Mapping[str, float] = field(default_factory=dict)  # incident → seconds since it was opened (Ages)
+    silences: Mapping[str, float] = field(default_factory=dict)  # silent node → seconds (Silences)
     breaker: str | None = None  # why the breaker of all drains is open
     counts: float = HOUR  # seconds for which failures count towards it; fewer after a person closed it
 
     @property
     def roles(self) -> dict[str, Role]:
         return roles(self.fleet, self.incidents)
+
+    def silence(self, node: str) -> float:
+        """Seconds for which a node has been silent."""
+        return self.silences.get(node, self.at - self.seen[node].since)
 
     def within_an_hour(self, incident: Incident) -> bool:
         """Return whether it was opened within the last hour."""
@@ -113,8 +118,7 @@ def suspects(view: View, policy: Policy) -> list[str]:
     return [
         name
         for name, one in view.seen.items()
-        if name not in busy
-        and (one.fatal or (one.silent and view.at - one.since >= policy.down_minutes * 60))
+        if name not in busy and (one.fatal or (one.silent and view.silence(name) >= policy.down_minutes * 60))
     ]
 
 
@@ -210,7 +214,7 @@ def _one(
     if not seen.fatal:
         if word.takes_jobs or not word.down:
             return None  # silent only for this watch
-        silent = spelled(int(view.at - seen.since))
+        silent = spelled(int(view.silence(name)))
         cause = f"down: no answer for {silent}, and the scheduler has it as {word.state}"
         action = "investigate"
     # A node drained by its own program was already counted, and is only taken over.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,29 @@ class Seen:
             "action": self.action,
             "trouble": self.trouble,
         }
+
+
+class Silences:
+    """How long nodes have been silent, by a clock that nobody steps."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def saw(self, one: Seen) -> None:
+        if one.silent:
+            self._since.setdefault(one.node, self._clock())
+        else:
+            self._since.pop(one.node, None)
+
+    def seconds(self) -> dict[str, float]:
+        """Silent node → seconds."""
+        now = self._clock()
+        return {name: now - since for name, since in self._since.copy().items()}
+
+    def restart(self, nodes: Iterable[str]) -> None:
+        """Count from now: so far it may have been the network that was silent."""
+        self._since |= dict.fromkeys(self._since.keys() & nodes, self._clock())
 
 
 def seen(status: NodeStatus, at: float, before: Seen | None = None) -> Seen:

@@ -36,7 +36,7 @@ from provision.up.watch.lease import Holding, LostLeaseError
 from provision.up.watch.policy import Policy
 from provision.up.watch.renewal import Renewal
 from provision.up.watch.roles import Role, roles, serving
-from provision.up.watch.seen import Seen, seen
+from provision.up.watch.seen import Seen, Silences, seen
 from provision.up.watch.steps import Checked, Message, Steps
 from provision.up.watch.surroundings import Checks, Pace, People, Stream
 from provision.up.watch.take_over import strays
@@ -80,6 +80,7 @@ class Watch:
         self._renewal = Renewal(self, store, policy, say, self._steps.checked)
         self.pace = pace or Pace()
         self._telling, self._steady, self._ages = Telling(), steady, Ages(steady)
+        self._silences = Silences(steady)
         self._held: dict[str, str] = {}  # lasting condition (Held.key) → id of its message
         self._told: dict[str, Message] = {}  # messages of lasting and ended conditions
         self._breaker = Breaker(scheduler, say)
@@ -114,7 +115,7 @@ class Watch:
         words = {name: word for name, (_, word) in self._words.copy().items()}
         ages = self._ages.of(incidents, at)
         mine, seen_now, breaker = self.lease.part(self._fleet), dict(self._seen), self._breaker
-        more = (self._unscheduled, ages, breaker.why, breaker.counts)
+        more = (self._unscheduled, ages, self._silences.seconds(), breaker.why, breaker.counts)
         return View(at, mine, seen_now, words, incidents, validated, *more)
 
     def verify(self, spare: str) -> Checked:
@@ -160,6 +161,7 @@ class Watch:
             away = [one.node for one in self._store.incidents() if one.step is Step.REPAIR and one.holds_node]
             mute = {name for name, (_, word) in self._words.copy().items() if word.error}.difference(away)
             self._unanswered = {name: self._unanswered.get(name, 0) + 1 for name in sorted(mute)}
+            self._silences.restart(mute)
             self._breaker.read()
             self._keep_leases()
             self._forget_aside()
@@ -170,6 +172,7 @@ class Watch:
             view = self._known()
         decision = decide(view, self._policy)
         if silent := [name for one in decision.held if one.kind == "held.silent" for name in one.nodes]:
+            self._silences.restart(silent)
             # A person may have drained them just before: an answer from before they fell silent is too old.
             ages = [age for name in silent if (age := view.at - view.seen[name].since) >= 0]
             self._ask(silent, min([self.pace.ask_some, *ages]))
@@ -256,6 +259,7 @@ class Watch:
                 if found.fatal and not self.lease.acts_on(status.node):
                     self._say(f"{status.node} failed ({found.cause}), and is left to the watch that has it")
             self._seen[status.node] = found
+            self._silences.saw(found)
             if status.age is not None and status.document is not None:
                 self._results[status.node] = time.monotonic() - status.age, status.document.interval
         try:

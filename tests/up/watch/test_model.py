@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from provision.errors import GpuprovError, RunFolderError, UsageError
+from provision.errors import GpuprovError, RunFolderError
 from provision.remote.schedulers import PREFIX
 from provision.up.watch import breaker, lease, renewal, service, take_over
 from provision.up.watch.incidents import Incident, Step, Store
@@ -145,15 +145,11 @@ class Histories(RuleBasedStateMachine):
         finally:
             self.at = before
 
-    def takes_over_and_starts(self, one: Controller, settled: Callable[[], None] = lambda: None) -> None:
+    def tries_to_take_over(self, one: Controller, settled: Callable[[], None] = lambda: None) -> None:
         one.off = True
-        try:
-            # It has them already; the scheduler is away; its disk is full.
-            with contextlib.suppress(UsageError, GpuprovError, RunFolderError):
-                self.takes_over(one, settled)
-        except Killed:
-            one.left_to_kill = -1
-        self.start(one)
+        # It has them already; the scheduler is away; its disk is full; the command is killed.
+        with contextlib.suppress(GpuprovError, Killed):
+            self.takes_over(one, settled)
 
     def fails(self, node: str) -> None:
         if self.world.health[node] == "good":
@@ -273,7 +269,7 @@ class Histories(RuleBasedStateMachine):
         def begins() -> None:
             self.world.changing_hands = True
             before = self.at
-            thread.run(lambda: self.takes_over_and_starts(one, thread.back))
+            thread.run(lambda: self.tries_to_take_over(one, thread.back))
             self.at = before
 
         other.interrupt = points, begins
@@ -282,11 +278,13 @@ class Histories(RuleBasedStateMachine):
         thread.end()
         self.world.changing_hands = False
         one.left_to_kill = -1
+        self.start(one)
         self.rounds(3, 1.0)
 
     @rule(which=st.integers(0, 1))
     def a_watch_takes_over(self, which: int) -> None:
-        self.takes_over_and_starts(self.both[which])
+        self.tries_to_take_over(self.both[which])
+        self.start(self.both[which])
         self.rounds(2, 1.0)
 
     @rule(node=st.sampled_from(NAMES))
