@@ -291,10 +291,10 @@ class Steps:
         return self._other(incident, f"{spare} could not be put into service: {problem}")
 
     def _placed(self, incident: Incident) -> Incident:
-        at = self._world.now()
+        at, seconds = self._world.now(), self._world.view().age(incident)
         text = (
             f"{incident.node} failed and was drained ({incident.cause}); {incident.spare} took its place "
-            f"after {at - incident.opened:.0f} s. Action for {incident.node}: {incident.action}"
+            f"after {seconds:.0f} s. Action for {incident.node}: {incident.action}"
         )
         self._tell(incident, "replaced", text, f"gpuprov return {incident.node}{self._nodes}")
         scheduler = self._world.scheduler

@@ -34,7 +34,7 @@ class World:
         self.scheduler.begin(self.fleet)
         self.lease = Holding(self.store, self.scheduler)
         self.lease.keep(self.scheduler.look(list(self.fleet.nodes)), [])
-        self.at = NOW
+        self.at, self.ages = NOW, dict[str, float]()
         self.seen: dict[str, Seen] = {name: seen(name, NOW, **GOOD) for name in self.fleet.nodes}
         self.seen["gpu-03"] = seen("gpu-03", NOW, **LOST)
         self.answers: dict[str, Checked] = {}
@@ -52,7 +52,7 @@ class World:
     def view(self) -> View:
         words = self.scheduler.look(list(self.fleet.nodes))
         validated = dict.fromkeys(self.fleet.groups["gpuprov_spares"], self.at - 60)
-        return View(self.at, self.fleet, self.seen, words, self.store.incidents(), validated)
+        return View(self.at, self.fleet, self.seen, words, self.store.incidents(), validated, ages=self.ages)
 
     def verify(self, spare: str) -> Checked:
         self.on_verify(spare)
@@ -108,6 +108,13 @@ def test_a_failed_node_is_drained_and_a_spare_of_its_rack_takes_its_place(world:
     assert message.kind == "replaced"
     assert (message.node, message.serial, message.action) == ("gpu-03", "1650923004321", "power-cycle")
     assert message.next == "gpuprov return gpu-03"
+
+
+def test_people_read_how_long_it_took_though_the_clock_was_set(world: World) -> None:
+    world.ages[world.incident.id] = 12.0
+    world.on_verify = lambda _spare: setattr(world, "at", NOW - 3600.0)
+    world.go()
+    assert "spare-1 took its place after 12 s" in world.told[0].text
 
 
 def test_the_failed_node_leaves_its_pools_once_the_spare_is_in_them(tmp_path: Path) -> None:
