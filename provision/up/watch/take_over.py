@@ -78,7 +78,7 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
             left = node in reasons or last.get(node, "") not in ("", f"{ident} {node} {spare}")
             one = Incident(ident, node, _opened(ident, at), Step.REPAIR, _UNKNOWN, spare=spare)
             gone.append(replace(one, placed=one.opened, returned=one.opened if left else None))
-    waiting = [name for name, why in reasons.items() if why == PREFIX + SPARE]
+    waiting = [name for name, why in reasons.items() if why == PREFIX + SPARE or name in marked]
     back = [
         replace(new(name, at - HOUR, _UNKNOWN), step=Step.REPAIR, returned=at)
         for name in waiting

@@ -141,6 +141,19 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.REPAIR, "")},
             {"gpu-03": "repair", "spare-1": "spare"},
         ),
+        (  # the same, and the replacement is checked once more for the place of gpu-02
+            {
+                "gpu_02": (f"{PREFIX}{I0} {WORDS}", ""),
+                "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
+                "spare_1": (f"{PREFIX}{I0} takes the place of gpu-02", "spare"),
+            },
+            {
+                "gpu-02": (Step.VERIFY, "spare-1"),
+                "gpu-03": (Step.REPAIR, "spare-1"),
+                "spare-1": (Step.REPAIR, ""),
+            },
+            {"gpu-02": "repair", "gpu-03": "repair", "spare-1": "spare"},
+        ),
         (  # who put spare-1 into service is not known: it may be for gpu-03
             {"gpu_03": (DRAINED, ""), "spare_1": ("", ""), "spare_2": WAITS},
             {"gpu-03": (Step.REPAIR, "")},
