@@ -223,7 +223,7 @@ class Steps:
             return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
         if word.holder is Holder.NOBODY and word.lease and word.lease.placed == placement(incident):
             return moved(incident, Step.PLACE)  # an earlier watch has just put it into service
-        if word.holder is not Holder.US:
+        if word.holder is not Holder.US or self._has_failed(spare):
             return self._other(incident, f"{spare} is no longer a spare: {word.state} {word.reason}")
         mine = f"{incident.id} takes the place of {incident.node}"
         # Another machine's watch may want the same spare; the last mark wins.
@@ -257,6 +257,8 @@ class Steps:
             return self._other(incident, f"somebody else took {spare}: {word.reason}")
         if word.holder is Holder.US and incident.id not in word.reason:
             return self._other(incident, f"another run of gpuprov has {spare}: {word.reason}")
+        if word.holder is Holder.US and self._has_failed(spare):
+            return self._other(incident, f"{spare} has failed")
         seen, failed = self._world.view().seen.get(spare), self._word(incident.node)
         problem = word.error or failed.error
         if theirs := _of_another(incident, failed):
@@ -327,12 +329,16 @@ class Steps:
     def _spare_no_more(self, spare: str, why: str) -> None:
         """Send an unfit spare to repair like any failed node, within the hourly limit."""
         with self._choosing:
-            view = self._world.view()
-            if any(one.node == spare and one.holds_node for one in view.incidents):
+            if self._has_failed(spare):
                 return
+            view = self._world.view()
             if lost_spares(view) < self._policy.spares_hourly:
                 number = self._store.next_number()
                 self._store.write(new(spare, view.at, one_line(why, 300), was_spare=True, number=number))
+
+    def _has_failed(self, spare: str) -> bool:
+        """Whether a spare has an incident of its own: however well it looks, people repair it first."""
+        return any(one.node == spare and one.holds_node for one in self._store.incidents())
 
     def _spare_failed(self, incident: Incident) -> None:
         text = f"{incident.node} is no longer a spare: {incident.cause}"

@@ -110,6 +110,25 @@ def test_a_failed_node_is_drained_and_a_spare_of_its_rack_takes_its_place(world:
     assert message.next == "gpuprov return gpu-03"
 
 
+@pytest.mark.parametrize("during", [True, False], ids=["as it is checked", "between two checks"])
+def test_a_spare_that_fails_itself_waits_for_repair_and_another_is_chosen(world: World, during: bool) -> None:
+    failed = moved(new("spare-1", NOW, "Xid 79", was_spare=True), Step.REPAIR)
+
+    def fails(spare: str) -> None:
+        if spare == "spare-1":
+            world.store.write(failed)
+
+    if during:
+        world.on_verify = fails
+    else:
+        world.answers["spare-1"] = Checked(False, "no answer", again=True)
+        assert world.go().spare == "spare-1"
+        world.answers = {}
+        fails("spare-1")
+    assert world.go().spare == "spare-2"
+    assert "resume spare-1" not in world.scheduler.done()
+
+
 def test_people_read_how_long_it_took_though_the_clock_was_set(world: World) -> None:
     world.ages[world.incident.id] = 12.0
     world.on_verify = lambda _spare: setattr(world, "at", NOW - 3600.0)
