@@ -12,7 +12,7 @@ import page
 from provision.checks.judging import checks_reference
 
 options = page.arguments(__doc__).parse_args()
-table = checks_reference.readme()
+table = checks_reference.table()
 if options.write:
     text = options.write.read_text(encoding="utf-8")
     options.write.write_text(re.sub(r"\| check \| stage \|(?:.+\n)+", lambda _: f"{table}\n", text), "utf-8")

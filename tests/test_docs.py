@@ -197,7 +197,7 @@ def test_the_readme_is_short_and_leads_to_the_index() -> None:
 
 
 def test_the_page_of_checks_has_their_table() -> None:
-    assert f"\n\n{checks_reference.readme()}\n\n" in VALIDATE, (
+    assert f"\n\n{checks_reference.table()}\n\n" in VALIDATE, (
         "write it again: python scripts/checks_table.py --write docs/validate.md"
     )
 

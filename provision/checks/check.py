@@ -133,8 +133,8 @@ class Check(Protocol):
     def NEEDS(self) -> tuple[str, ...]:  # noqa: N802
         """Programs that the node must have."""
 
-    # Built-in checks state in `FINDS` which faults they find, for README.md and `gpuprov docs`, and have
-    # scope and stage in the table of checks; a user's own check declares SCOPE and STAGE.
+    # Built-in checks state in `FINDS` which faults they find, for docs/validate.md and `gpuprov docs`, and
+    # have scope and stage in the table of checks; a user's own check declares SCOPE and STAGE.
     # Optional: `FACTS: tuple[str, ...]`, the observed facts that it reads from `node.facts`. They are
     # collected before the checks; a check without commands is judged from them alone.
 

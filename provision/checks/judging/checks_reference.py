@@ -65,7 +65,7 @@ def explained(name: str) -> Iterator[str]:
     yield "limits" if limits else "limits: none that is a number of ours"
     yield from limits
     yield ""
-    yield "more: gpuprov docs thresholds, gpuprov docs readme"
+    yield "more: gpuprov docs thresholds, gpuprov docs validate"
 
 
 def finds(name: str) -> str:
@@ -73,8 +73,8 @@ def finds(name: str) -> str:
     return str(getattr(registry.table()[name].load(), "FINDS", ""))
 
 
-def readme() -> str:
-    """Render README.md's table of checks."""
+def table() -> str:
+    """Render the table of checks in docs/validate.md."""
     rows = [f"| `{one.id}` | {_ASKED_BY.get(one.stage, one.stage)} | {finds(one.id)} |" for one in BUILT_IN]
     return "\n".join(["| check | stage | finds |", "|---|---|---|", *rows])
 

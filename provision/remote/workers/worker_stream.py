@@ -23,7 +23,7 @@ from provision.remote.protocol import ANSWER_LIMIT, one_line
 from provision.remote.workers import sealed
 
 HELLO = "@gpuprov-worker "  # followed by a JSON object: the worker's versions
-LINE_LIMIT = 72 * 1024 * 1024  # bytes; an event's result has at most 64 MB (ansible_handover.environment)
+LINE_LIMIT = 72 * 1024 * 1024  # bytes; an event has at most 64 MB (remote.ansible.handover)
 REFUSED = "@gpuprov-refused "  # followed by a JSON object: why a unit was rejected
 STOPPED = "it was stopped"  # prefix of the explanation for a unit that was ended
 BEAT = 10.0  # seconds between heartbeats of a unit
