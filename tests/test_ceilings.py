@@ -1,4 +1,4 @@
-"""The repository stays within its ceilings: lines by part, and the time that CI takes."""
+"""The repository stays within its ceilings: lines per part, and the time that CI takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def lines(part: Mapping[str, Any], root: Path = ROOT) -> int:
-    """Lines in the files that match a pattern of the part."""
+    """Count the lines of all files that match a pattern of the part."""
     files = {path for pattern in part["counts"] for path in root.glob(pattern)}
     kept = [
         path

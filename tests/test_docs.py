@@ -1,5 +1,5 @@
-"""The documents are true: every command they show parses, every role, check and stack they name exists, and
-no shipped one is missing."""
+"""The documents are true: every command shown parses, every role, check and stack named exists, and every
+shipped one is documented."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DOCUMENTS = [
 
 
 def shown_commands() -> list[str]:
-    """Every `gpuprov …` line of the fenced blocks of all documents; where a block has what commands print
-    (`text`), those behind a prompt."""
+    """Return every `gpuprov …` line in fenced blocks of all documents. A `text` block also shows output,
+    so there only lines behind a prompt count."""
     commands = []
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def shown_commands() -> list[str]:
 
 
 def table_column(first_header: str) -> set[str]:
-    """Names in the first column of the table of docs/roles.md with this header."""
+    """Return the names in the first column of the table of docs/roles.md with this header."""
     names: set[str] = set()
     inside = False
     for line in ROLES.splitlines():
@@ -71,7 +71,7 @@ def test_every_shown_command_parses(command: str) -> None:
 
 
 def spans(start: str) -> list[tuple[str, str]]:
-    """(document, text) of every `code span` that begins so, outside of fenced blocks."""
+    """Return (document, text) of every `code span` outside fenced blocks that begins with `start`."""
     found = []
     for document in DOCUMENTS:
         text = re.sub(r"^ *```.*?^ *```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
@@ -84,14 +84,14 @@ def test_every_command_in_a_sentence_parses(capsys: pytest.CaptureFixture[str]) 
         command = text.partition(" > ")[0].removesuffix("…")
         try:
             cli.parsed(shlex.split(command)[1:])
-        except SystemExit:  # --version and --help end, too
+        except SystemExit:  # --version and --help also exit
             said = capsys.readouterr().err
             assert not said, f"{document}: {command}: {said}"
 
 
 def test_no_file_has_an_earlier_form_of_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither in a sentence or message, nor as the words of a test or script."""
-    monkeypatch.chdir(tmp_path)  # no word is the name of a file here
+    """Old forms are searched for in prose and messages, and in the commands of tests and scripts."""
+    monkeypatch.chdir(tmp_path)  # so that no word of a command is an existing file
     verbs = "|".join(cli.COMMANDS)
     spoken = re.compile(rf"(?:gpuprov |`)((?:{verbs})\b[^`\n]*)")
     typed = re.compile(rf"\"(?:{verbs})\"(?:, f?\"[^\"]*\")*")
@@ -104,7 +104,7 @@ def test_no_file_has_an_earlier_form_of_a_command(monkeypatch: pytest.MonkeyPatc
         text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
         found = [[word.strip('.,;:)"') for word in one.split()] for one in spoken.findall(text)]
         found += [re.findall(r"\"([^\"]*)\"", one) for one in typed.findall(text)]
-        found = [words for words in found if len(words) > 1]  # a verb alone is its name
+        found = [words for words in found if len(words) > 1]  # a verb by itself is only its name
         left += [f"{name}: {' '.join(words)}: {told}" for words in found if (told := moved.answer(words))]
     assert not left, "\n".join(left)
 
@@ -117,7 +117,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-# Those of Ansible, of pytest and of our scripts, where a document speaks of them.
+# Options of Ansible, pytest and our scripts that a document mentions.
 OPTIONS_OF_OTHERS = {
     "amd.md": {"--use_rocm_dmabuf"},
     "ansible.md": {"--become", "--tags", "--start-at-task", "--list-hosts"},
@@ -138,7 +138,7 @@ def test_every_option_in_a_sentence_exists() -> None:
         assert option in known | OPTIONS_OF_OTHERS.get(document, set()), f"{document}: {text}"
 
 
-# Names of that form which are none: a group, what gpuprov hands to Ansible, modules, steps of roles, a tool.
+# Names that look like variables: groups, values that gpuprov passes to Ansible, modules, role steps, a tool.
 NO_VARIABLES = {
     *(
         "gpuprov_workers",
@@ -155,7 +155,7 @@ NO_VARIABLES = {
 
 
 def test_every_variable_in_a_sentence_exists() -> None:
-    """Names of metrics and of members of documents look the same; other tests compare those."""
+    """Pages with names of metrics and of JSON fields are left out, since other tests compare those."""
     known = {*variables.known(), *variables.RESERVED, *registry.table(), *all_roles(), *NO_VARIABLES}
     for document, text in spans(f"(?:{'|'.join(['gpuprov', *all_roles()])})_"):
         if document in ("metrics.md", "json.md"):
@@ -166,7 +166,7 @@ def test_every_variable_in_a_sentence_exists() -> None:
 
 
 def test_every_connection_variable_is_one_that_gpuprov_reads() -> None:
-    """What Ansible alone reads is not in these pages, so that a mistyped name is found."""
+    """These pages name no variable that only Ansible reads, so a mistyped name shows."""
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "provision").rglob("*.py"))
     shown = {name for document, name in spans(r"ansible_\w+") if document in ("connecting.md", "errors.md")}
     names = {match[0] for each in shown if (match := re.match(r"\w+", each))}
@@ -207,7 +207,7 @@ def test_the_page_of_roles_names_every_role_and_no_other() -> None:
 
 
 def systems() -> dict[str, str]:
-    """Supported operating systems, and what each was tested on."""
+    """Return what each supported operating system was tested on."""
     table = ROLES.split("| system | tested on |")[1].split("\n\n")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     return {name: row[2].strip() for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
@@ -216,9 +216,9 @@ def systems() -> dict[str, str]:
 @pytest.mark.parametrize("role", sorted(all_roles()))
 def test_every_role_knows_the_documented_operating_systems_and_no_other(role: str) -> None:
     known = {f"{name} {version}" for name, _, version in all_roles()[role].releases()}
-    if role == "monitoring":  # its host is no GPU node; the role's README says where there is a Prometheus
+    if role == "monitoring":  # not a GPU node; the role's README lists systems with a Prometheus
         assert known == {"debian 12", "debian 13", "ubuntu 24.04"} < set(systems())
-    elif role == "receptor":  # neither is a worker; Debian 12 and Ubuntu were not tried
+    elif role == "receptor":  # Debian 12 and Ubuntu were not tried as workers
         newer = {f"{name} {major}" for name in ("rhel", "rocky", "almalinux") for major in (9, 10)}
         assert known == {"debian 13"} | newer < set(systems())
     elif role == "amd_container_toolkit":  # AMD has no package for these
@@ -229,7 +229,7 @@ def test_every_role_knows_the_documented_operating_systems_and_no_other(role: st
 
 
 def test_the_page_of_roles_states_which_operating_systems_were_a_lab_tree() -> None:
-    """Each line boots in the lab; of the RHEL family one system of each major release stands for its kin."""
+    """Every lab release is listed; one RHEL-like system represents all others of its major release."""
     stated = systems()
     for name, release in RELEASES.items():
         os_id = name.rstrip("0123456789")
@@ -278,7 +278,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What links may lead to in a document: its headings, as GitHub writes them."""
+    """Return the link targets of a document: its headings as GitHub's anchors."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -303,7 +303,7 @@ def test_every_row_of_the_glossary_names_its_place_in_the_code_and_no_word_twice
 
 @pytest.mark.parametrize("place", sorted({place for _, place in TERMS}))
 def test_what_the_glossary_names_exists(place: str) -> None:
-    """A class by name, a command that parses, a folder that exists; options, variables and fields as text."""
+    """An entry is a class, a command, a folder, or the name of an option, variable or field."""
     if place.endswith("/"):
         assert (ROOT / place).is_dir()
     elif place.startswith("gpuprov "):
@@ -317,7 +317,7 @@ def test_what_the_glossary_names_exists(place: str) -> None:
 
 
 def test_the_execution_environment_takes_the_collection_from_where_it_is_written() -> None:
-    """ansible-builder puts what is in `src` into `dest`, and ansible-galaxy finds it there under `name`."""
+    """ansible-builder copies `src` to `dest`, and ansible-galaxy finds the collection there under `name`."""
     file = ROOT / "docs" / "examples" / "execution-environment.yml"
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert document["version"] == 3

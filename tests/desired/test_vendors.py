@@ -1,4 +1,4 @@
-"""GPUs that gpuprov can only look at: what is said of them, and that nothing is done to their nodes."""
+"""GPUs of either vendor or of both in one machine, and the roles that they rule out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_roles_that_contradict_the_gpus_are_named(
 
 
 def test_a_node_without_its_amd_gpus_is_refused_as_one_without_nvidias() -> None:
-    """What it should have, the inventory says; nobody could see it."""
+    """The inventory declares AMD GPUs, and none is on the node's bus."""
     node = stack.describe_node(base())
     declared = {"gpuprov_sku": "mi300x"}
     (refusal,) = compatibility.check_node(declared, node, "gpu-01")
@@ -106,17 +106,17 @@ def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
     }
 
 
-# What may name a vendor: what is called after one, or after all of them; programs on nodes, and what reads
-# nodes a second time or provokes on them; data.
+# Modules in which a vendor may be named: those called after one or after all of them, programs on nodes,
+# modules that observe nodes a second time or provoke faults on them, and data.
 OF_A_VENDOR = {"vendors", *vendors.NAMES}
 ON_NODES = ("node/", "checks/on_node/", "validate/selftest/", "drift/testinfra/", "data/", "_packed/")
-# Names of tools (nvidia_smi) are no vendor's, but the tool's.
+# The name of a tool (nvidia_smi) does not count as the name of its vendor.
 NAMED = re.compile(rf"(?<![a-z])(?:{'|'.join(vendors.NAMES)})(?![a-z]|_smi)|rocm|radeon", re.I)
 
 
 def names_of(tree: ast.Module) -> Iterator[str]:
-    """The names that a module defines, uses and imports, and vendors' ids among its texts, but for keys of
-    data that it looks up. Prose, and the ids of facts, roles and variables, are no names."""
+    """Yield the vendor names among the names that a module defines, uses and imports and among its strings.
+    Keys of subscripts, prose, and the ids of facts, roles and variables are left out."""
     keys = {id(one.slice) for one in ast.walk(tree) if isinstance(one, ast.Subscript)}
     for one in ast.walk(tree):
         for field in ("id", "attr", "name", "asname", "arg", "module"):

@@ -1,6 +1,6 @@
 """From a GPU that falls off the bus to a job on a spare, under a real Slurm: eight nodes, two spares.
 
-`gpuprov watch` runs as an operator runs it. Its times are printed, and the slowest is held to thirty seconds.
+`gpuprov watch` runs as an operator runs it. Its times are printed; the slowest must be under thirty seconds.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """A fleet whose nodes check themselves. Slurm's controller is the first node."""
-    # More fail here within an hour than a breaker should bear.
+    """Provision a fleet whose nodes check themselves; the first node runs Slurm's controller."""
+    # More nodes fail here within an hour than the watch's default limits allow.
     limits = {"hourly": 1000, "rack_hourly": 1000, "breaker_nodes": 1000, "return_hours": 0}
     path = tmp_path_factory.mktemp("inventory") / "nodes.yml"
     declare(lab.inventory, path, SPARES, SERVICE[0], gpuprov_watch=limits)
@@ -72,7 +72,7 @@ def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def aside(operator: Operator, store: Store) -> Store:
-    """The watch's folder, once the first spares are set aside: later others wait."""
+    """Set the first spares aside and return the watch's folder; spares of later trials are returned nodes."""
     done = operator.call("watch", "spare", "--nodes", ",".join(SPARES))
     assert done.returncode == ExitCode.OK, said(done)
     return store
@@ -80,7 +80,7 @@ def aside(operator: Operator, store: Store) -> Store:
 
 @pytest.fixture
 def watch(operator: Operator, aside: Store, tmp_path: Path) -> Iterator[Path]:
-    """The watch at work; the file of what it prints."""
+    """Run the watch until the spares are validated, and yield the file of its output."""
     store = aside
     with watching(operator, tmp_path / "watch.log") as log:
         until(lambda: len(validated(store)) >= len(SPARES), 300, "the spares are validated", log)
@@ -93,7 +93,7 @@ def in_service(slurm: Scheduler) -> list[str]:
 
 
 def returned(store: Store, slurm: Scheduler, node: LabNode, incident: Incident) -> None:
-    """The node repaired, and as `gpuprov return` leaves it."""
+    """Repair the node and leave it as `gpuprov return` does: as a spare."""
     node.as_root("scancel --nodelist=$(hostname) 2>/dev/null || true")
     node.heal()
     node.reboot()
@@ -107,7 +107,7 @@ def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: St
     controller = lab.node(SERVICE[0])
     times: list[float] = []
     for trial in range(TRIALS):
-        # Never the controller of Slurm: its own loss is another test.
+        # Never break the node of Slurm's controller; the loss of the controller has a test of its own.
         name = next(name for name in in_service(slurm)[trial % 3 :] if name != SERVICE[0])
         node, before = lab.node(name), len(store.incidents())
         controller.as_root(f"sbatch --output=/dev/null --nodelist={name} --wrap 'sleep 900'")
@@ -127,7 +127,7 @@ def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: St
         assert ran == [incident.spare]
         word = slurm.look([name])[name]
         assert word.reason.startswith(f"{PREFIX}{incident.id} "), word.reason
-        # The finding that came first: what nvidia-smi says, or what the kernel does.
+        # Whichever finding came first: that of nvidia-smi or that of the kernel log.
         assert f"gpu{trial % 8}" in word.reason
         assert "lost" in word.reason or "fallen off the bus" in word.reason
         assert len(word.jobs) == 1, "the job that ran goes on"
@@ -139,7 +139,7 @@ def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: St
 
 
 def test_the_evidence_is_there(store: Store) -> None:
-    """Each failed node as it was measured after its failure."""
+    """Each failed node was measured again after its failure."""
     bundles = sorted((store.path / "bundles").iterdir())
     assert len(bundles) == len(store.incidents())
     for bundle in bundles:

@@ -1,4 +1,4 @@
-"""The benchmarks of the watch measure what they say, on few nodes; they need root."""
+"""The benchmarks of the watch, run with few nodes; they need root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is no fault of a node, under a real Slurm: nodes switched off for their repair, and a network of this
-machine that is down for a minute. Twelve nodes, two of them spares.
+"""Silences that are no fault of a node, under a real Slurm: nodes switched off for repair, and a minute
+without a network on this machine. Twelve nodes, two of them spares.
 
-The tests run in the order written: each stands on the one before.
+The tests run in the order written, because each builds on the one before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 NODES = [f"gpu-{number:02d}" for number in range(1, 13)]
 CONTROLLER, REPAIR, SPARES = NODES[0], NODES[7:10], NODES[10:]
 GOAL = 30.0  # seconds from the fault to the drain
-CUT = 60.0  # seconds without a network; a check is given up before
+CUT = 60.0  # seconds without a network; the check of a spare gives up sooner
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def watch(operator: Operator, store: Store, tmp_path_factory: pytest.TempPathFac
 
 
 def told(log: Path) -> Counter[str]:
-    """How often people were told of each kind."""
+    """Count the messages to people by kind."""
     return Counter(re.findall(r"^\S+Z ([a-z.-]+): ", log.read_text(), re.MULTILINE))
 
 
@@ -125,7 +125,7 @@ def test_a_network_that_is_down_for_a_minute_costs_no_spare(
     assert {one.spare for one in incidents} == set(SPARES)
     assert {word.takes_jobs for word in slurm.look(SPARES).values()} == {True}
     kinds = told(watch)
-    # A check whose connections outlive the minute passes, and then there is nothing to report.
+    # If the connections of a check survive the minute, it passes and there is nothing to report.
     assert kinds["spare-unchecked"] <= 1, watch.read_text()
     assert not kinds["no-spare"]
     assert not kinds["spare-failed"]

@@ -1,8 +1,8 @@
-"""Two controllers of one fleet under a real Slurm: one watch acts, the other one follows, and a person has it
-take over: after a kill, with a renamed inventory, and after the loss of its state folder.
+"""Two controllers of one fleet under a real Slurm: one watch acts and the other follows, until a person has
+the follower take over: after a kill, with a renamed inventory, and after the loss of its state folder.
 
-A controller is a host name (in a UTS namespace of its own) and a folder for its state. Each fault gets one
-drain and one replacement, whoever is at work, and a replacement is never drained.
+A controller is a host name (in a UTS namespace of its own) and a state folder. Each fault causes exactly one
+drain and one replacement, whichever watch is at work, and a replacement is never drained.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Controller:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LabNode, Fleet]]:
-    """Slurm's controller of three nodes that have nothing else, and their fleet."""
+    """Start three nodes with nothing but Slurm; yield the node of Slurm's controller and the fleet."""
     nodes = tuple(NodeSpec(name, "h100-sxm") for name in SERVICE)
     folder = tmp_path_factory.mktemp("bare")
     with running_lab("leases", nodes, folder / "lab.yml") as running:
@@ -98,13 +98,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LabNode, Fl
 
 
 def test_leases_of_a_real_slurm(bare: tuple[LabNode, Fleet], tmp_path: Path) -> None:
-    """Two watches take them at once; restarts of Slurm; a take-over; and a Slurm that has forgotten all."""
+    """Two watches take leases at once; Slurm restarts; one watch takes over; Slurm loses all its state."""
     controller, fleet = bare
     controller.as_root("scontrol update NodeName=gpu-03 Comment='rack 7, moved'")
     stores = [Store(tmp_path / name) for name in ("one", "two")]
     for store in stores:
         store.path.mkdir()
-    # Each with a connection of its own, as on two machines.
+    # Each watch has its own connection to Slurm, as on two machines.
     both = [Holding(store, slurm_of(fleet)) for store in stores]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda holding: kept(holding, fleet), both))
@@ -123,7 +123,7 @@ def test_leases_of_a_real_slurm(bare: tuple[LabNode, Fleet], tmp_path: Path) -> 
     comment = controller.as_root("scontrol show node gpu-03 | grep Comment=").stdout
     assert comment.strip().startswith("Comment=rack 7, moved [gpuprov watch: fleet="), comment
 
-    # A failed node whose spare is in service, and the folder of that watch is lost.
+    # gpu-02 has failed and its spare is in service; now the watch's folder is lost.
     slurm = slurm_of(fleet)
     incident = new("gpu-02", time.time(), "gpu3: GPU has fallen off the bus", spare="gpu-03")
     assert (
@@ -159,7 +159,7 @@ def slurm_of(fleet: Fleet) -> Leases:
 
 
 def kept(holding: Holding, fleet: Fleet) -> list[str]:
-    """The nodes that it may act on, after a look at all."""
+    """Observe all nodes and return those on which the watch may act."""
     words = holding._scheduler.look(list(fleet.nodes))
     assert not [word.error for word in words.values() if word.error]
     holding.saw(words)
@@ -213,7 +213,7 @@ def replaced(store: Store, node: str) -> Incident | None:
 
 
 def is_right(controller: Controller, pairs: dict[str, str]) -> None:
-    """One drain and one replacement for each failed node; nothing else is changed."""
+    """Assert one drain and one replacement for each failed node, and no other change."""
     found = words(controller)
     for node, spare in pairs.items():
         assert found[node].reason.startswith(PREFIX), found[node]
@@ -251,7 +251,7 @@ def test_one_acts_and_the_other_takes_over(lab: Lab, controllers: list[Controlle
     assert {word.lease and word.lease.holder for word in words(one).values()} == {holder}
 
     one.end(signal.SIGKILL)
-    time.sleep(35)  # longer than the follower takes from one question to the next
+    time.sleep(35)  # longer than the follower's interval between two queries of the scheduler
     is_right(one, pairs)
     assert two.store.incidents() == []
     two.end(signal.SIGTERM)
@@ -274,7 +274,7 @@ def test_one_acts_and_the_other_takes_over(lab: Lab, controllers: list[Controlle
 
 
 def follows_and_takes_over(controller: Controller, pairs: dict[str, str]) -> str:
-    """What take-over prints; the watch is at work afterwards, and has changed nothing after some rounds."""
+    """Return the output of take-over, after which the watch runs and changes nothing in its first rounds."""
     controller.start()
     until(lambda: "following: " in controller.log.read_text(), 60, "it follows", controller.log)
     controller.end(signal.SIGTERM)

@@ -1,5 +1,5 @@
-"""`gpuprov watch` as systemd runs it, on a controller that has gpuprov from its wheel and nothing of this
-machine: started, killed, and stopped in order. It watches the controller itself, over SSH."""
+"""`gpuprov watch` under systemd: started, killed and stopped cleanly, observing its own controller over SSH.
+The controller has gpuprov installed from its wheel and nothing else of this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
-    """The node, which checks itself and is a Slurm cluster of one; and the gpuprov on it."""
+    """Provision a node that checks itself and is a Slurm cluster of one, and install gpuprov on it."""
     node = lab.node("gpu-01")
     slurm_cluster.start([node], patience=60)
     operator = Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
@@ -58,13 +58,13 @@ def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 
 
 def shown(node: LabNode, *names: str) -> dict[str, str]:
-    """Properties of the unit."""
+    """Return these properties of the unit."""
     words = f"systemctl show {UNIT} " + " ".join(f"--property={name}" for name in names)
     return dict(line.split("=", 1) for line in node.run(words).stdout.splitlines())
 
 
 def history(node: LabNode) -> list[dict[str, Any]]:
-    """What the watch kept of the node's health."""
+    """Return the health history that the watch has kept of the node."""
     text = node.run("cat ~/.local/state/gpuprov/watch/*/history.jsonl", check=False).stdout
     return [json.loads(line) for line in text.splitlines()]
 
@@ -124,12 +124,12 @@ def test_it_stops_in_order(controller: LabNode) -> None:
     assert "Traceback" not in controller.run(log).stdout
 
 
-# Longer than the 15 seconds between two heartbeats; the pause is for the test, which mends the cause in it.
+# Longer than the 15 seconds between two heartbeats; the test removes the cause within the restart delay.
 SOON = r"[Service]\nWatchdogSec=30\nRestartSec=20\n"
 
 
 def test_a_loop_that_hangs_is_killed_and_started_again(controller: LabNode) -> None:
-    """A pipe among the incidents, into which nobody writes: it is read for ever, as on a dead file server."""
+    """Reading a pipe that has no writer hangs forever, like reading from a dead file server."""
     place = f"/run/systemd/system/{UNIT}.d"
     controller.as_root(f"mkdir -p {place}; printf '{SOON}' > {place}/soon.conf; systemctl daemon-reload")
     controller.as_root(f"systemctl start {UNIT}")  # returns after the first round

@@ -1,4 +1,4 @@
-"""`gpuprov watch` on lab nodes, as an operator runs it: what it prints, and what it keeps."""
+"""`gpuprov watch` on lab nodes, run as an operator runs it, with its output and its state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.lab.gpuprov_up import Operator
 
 
 def declare(inventory: Path, target: Path, spares: list[str], controller: str, **variables: Any) -> Path:
-    """The lab's inventory with spares and Slurm's controller, whose nodes check themselves; written there."""
+    """Write the lab's inventory with spares and Slurm's controller to `target`; nodes check themselves."""
     declared = yaml.safe_load(inventory.read_text())
     declared["gpuprov_spares"] = {"hosts": {name: {} for name in spares}}
     declared["gpuprov_slurm"] = {"hosts": {controller: {}}}
@@ -31,7 +31,7 @@ def declare(inventory: Path, target: Path, spares: list[str], controller: str, *
 
 @contextlib.contextmanager
 def state_home(folder: Path) -> Iterator[None]:
-    """The watch's own folders below this one, for this process and those that it starts."""
+    """Keep the watch's folders below `folder`, for this process and its children."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(folder)
     try:
@@ -45,7 +45,7 @@ def state_home(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching(operator: Operator, log: Path) -> Iterator[Path]:
-    """The watch at work; `log` gets what it prints. It ends in order, whatever became of the test."""
+    """Run the watch with its output in `log`, and stop it with SIGTERM even if the test fails."""
     with log.open("w") as out:
         process = operator.began("watch", out=out)
     try:
@@ -57,7 +57,7 @@ def watching(operator: Operator, log: Path) -> Iterator[Path]:
 
 
 def validated(store: Store) -> set[str]:
-    """The spares that have passed."""
+    """Return the spares that passed their check."""
     return {name for name, one in store.validated().items() if one["verdict"] == "pass"}
 
 
@@ -67,7 +67,7 @@ def newest(store: Store) -> Incident | None:
 
 
 def until(holds: Any, limit: float, what: str, log: Path) -> float:
-    """Seconds until it holds; with what the watch printed where that is not within the limit."""
+    """Return the seconds until `holds()` is true; after `limit`, fail with the end of the watch's log."""
     began = time.monotonic()
     while not holds():
         assert time.monotonic() - began < limit, (

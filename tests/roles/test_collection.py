@@ -17,7 +17,7 @@ from provision.remote import node_program
 from tests.support.collection import Controller, build, play
 
 LOCAL = ("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}")
-# What is remembered of a machine, here of another one.
+# A cached description, deliberately of another machine.
 REMEMBERED = {
     "os": {"id": "debian", "version_id": "1", "family": "debian"},
     "kernel": {"release": "remembered"},
@@ -27,7 +27,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the role looks as roo
 
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Controller:
-    """This environment's Ansible with the collection, installed from the archive."""
+    """Install the collection from its archive for the Ansible of this environment."""
     made = Controller(tmp_path_factory.mktemp("collection"), Path(sys.executable).parent)
     made.install(build(tmp_path_factory.mktemp("archive")))
     return made
@@ -61,7 +61,7 @@ def test_the_module_describes_a_node_and_reads_facts_by_name(controller: Control
 
 
 def described(**keywords: Any) -> dict[str, Any]:
-    """A play of node_facts that prints the description it was given and the one that roles then have."""
+    """Run a play of node_facts that prints the description before it and the one that roles get after it."""
     show = {"ansible.builtin.debug": {"msg": "{{ gpuprov_node.kernel.release | default('none') }}"}}
     before = [*keywords.pop("pre_tasks", []), {"name": "given", **show}]
     return play(
@@ -70,7 +70,7 @@ def described(**keywords: Any) -> dict[str, Any]:
 
 
 def releases(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The kernels in the descriptions that `described` printed."""
+    """Return the kernel releases in the descriptions that `described` printed."""
     return re.findall(r'"msg": "(.*)"', done.stdout)
 
 

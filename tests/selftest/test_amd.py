@@ -1,4 +1,4 @@
-"""A selftest's conditions and its change of a setting on simulated machines with AMD's GPUs."""
+"""Conditions and a setting change of a selftest on simulated machines with AMD GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD, NEW = ("6.12.12", "6.4.1-83"), ("6.16.13", "7.2.3-90")
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A machine on which a second is a tenth, whose tools are on the path; what its checks run with."""
+    """Simulate a machine with its tools on PATH, ten times as fast, and return the bench of its checks."""
 
     def machine_of(sku: str = "mi300x", release: tuple[str, str] = NEW) -> Bench:
         monkeypatch.setattr(replica, "_SPEED", "10")
@@ -38,7 +38,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr(gpu_burn, "_CONFIG_FILE", str(tmp_path / "burn.conf"))
         variables = replica.make(tmp_path, sku, *release)
         node = Silicon(tmp_path / "state", tmp_path / "root")
-        here = node.root / str(tmp_path)[1:]  # what is written for a tool, it finds where it was written
+        here = node.root / str(tmp_path)[1:]  # a tool finds each file at the path where it was written
         here.parent.mkdir(parents=True)
         here.symlink_to(tmp_path)
         folder = node.root / "opt/rocm/bin"
@@ -106,7 +106,7 @@ def test_a_machine_with_one_gpu_has_none_to_hide(make: Make) -> None:
     assert done.state == NOT_POSSIBLE
 
 
-# --- the limit of power
+# --- the power limit
 
 
 def planned(smi: amd.Smi, gpu: int) -> Change:

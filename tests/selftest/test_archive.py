@@ -1,4 +1,4 @@
-"""The archive of a selftest: what is in it, and what is not when it is to be given away."""
+"""The archive of a selftest: its content, and what it omits when it is to be given away."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def output(name: str, stdout: str, argv: tuple[str, ...] = ("tool",)) -> Output:
 
 
 def texts(archive: Archive) -> str:
-    """All that is in the packed file."""
+    """Return the names and contents of all files in the packed archive."""
     with tarfile.open(archive.pack()) as tar:
         files = [tar.extractfile(member) for member in tar.getmembers() if member.isfile()]
         return "\n".join([*tar.getnames(), *(file.read().decode() for file in files if file)])
@@ -107,7 +107,7 @@ def test_what_leaves_when_masked_names_no_machine(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are kept by their arguments; a nccl-tests document by campaign's reader without its `env`."""
+    """The arguments of commands are kept; campaign's reader of nccl-tests documents drops their `env`."""
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     archive = Archive(tmp_path)
     keep(archive, "x", output("true", ""))

@@ -1,4 +1,4 @@
-"""GPU settings changed and put back, with a nvidia-smi that keeps its settings in a file."""
+"""GPU settings changed and restored, with an nvidia-smi that keeps its settings in a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW = {
     "clocks.max.sm": "1980",
     "clocks.sm": "1980",
 }
-# `refuse`: words it refuses; `ignore`: words it takes without doing anything; `silent`: words it fails at.
+# `refuse`: words that it rejects; `ignore`: words accepted without effect; `silent`: words that it fails at.
 FAKE = """\
 import json, sys, time
 file = {file!r}
@@ -72,7 +72,7 @@ end("All done.")
 
 
 class Smi:
-    """The nvidia-smi on PATH."""
+    """The fake nvidia-smi on PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "state.json"
@@ -109,7 +109,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
 
 @dataclass
 class Bench:
-    """Judges as the check would: a setting that is not as declared is named. `during` runs meanwhile."""
+    """Judge as the check would: report a setting that differs from its declaration. `during` runs first."""
 
     smi: Smi
     during: Callable[[], None] = lambda: None
@@ -148,14 +148,14 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The load under which a clock rises is a program that sleeps; a clock rises at once, or never."""
+    """Replace the load by one that does nothing, and wait only briefly for a clock to rise."""
     monkeypatch.setattr(changes, "_RISES", 0.3)
 
     monkeypatch.setattr(foreign, "load", lambda *_: contextlib.nullcontext())
 
 
 def plans(**changed: str) -> dict[str, Change | str]:
-    """What is planned by name; what is not possible is why."""
+    """Return the planned changes by name, with the reason in place of a change that is impossible."""
     found = changes.planned({**NOW, **changed})
     return dict((one[0], one[1]) if isinstance(one, tuple) else (one.name, one) for one in found)
 
@@ -170,7 +170,7 @@ NAMES = ("power limit", "clock lock", "persistence mode", "compute mode")
 
 
 def change(bench: Bench, name: str, gpu: int = 7) -> tuple[Provoked, list[str]]:
-    """What comes of changing this setting, and what is left over of it."""
+    """Change this setting; return the outcome and the settings that remain changed."""
     left: list[str] = []
     return changes.change(bench, plan(name), gpu, left.append), left  # type: ignore[arg-type]
 
@@ -338,7 +338,7 @@ def test_no_clock_is_locked_that_could_not_be_seen_to_slow_the_gpu(smi: Smi) -> 
 
 @pytest.fixture
 def soon() -> Iterator[Callable[[float], None]]:
-    """Ctrl-C for this process, so many seconds from now."""
+    """Yield a function that sends SIGINT to this process after so many seconds."""
     timers: list[threading.Timer] = []
 
     def send(seconds: float) -> None:
@@ -351,7 +351,7 @@ def soon() -> Iterator[Callable[[float], None]]:
 
 
 def test_ctrl_c_while_it_is_put_back_waits(smi: Smi, soon: Callable[[float], None]) -> None:
-    """The clock stays low for a while under load: the time in which a second Ctrl-C comes."""
+    """The clock stays low for a while under load, and the second Ctrl-C comes in that time."""
     left: list[str] = []
 
     def during() -> None:

@@ -1,4 +1,4 @@
-"""Programs that stand for somebody else's: at work when the check begins, and gone afterwards."""
+"""Programs that stand in for another user's: running when the check begins, gone when it has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Make = Callable[[str, str], Tool]
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A gpu_burn that runs these lines, on a machine whose nvidia-smi prints that to both questions."""
+    """Install a gpu_burn that runs these lines, and an nvidia-smi that prints `printed` for each query."""
 
     def make(lines: str, printed: str = "4242") -> Tool:
         for name, text in (("gpu_burn", lines), ("nvidia-smi", f"echo '{printed}'")):
@@ -43,7 +43,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 @pytest.fixture
 def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What stands for the program that takes memory."""
+    """Return a function that replaces the program that takes GPU memory by this text."""
 
     def make(text: str) -> None:
         (tmp_path / "hold_memory.py").write_text(text)
@@ -57,7 +57,7 @@ def gone(other: Foreign) -> bool:
 
 
 def refused(other: contextlib.AbstractContextManager[Foreign], match: str) -> ForeignError:
-    """The check does not run beside it, and why."""
+    """Assert that the check is not run beside `other`, and return the error."""
     with pytest.raises(ForeignError, match=match) as error, other:
         pytest.fail("the check ran")
     return error.value
@@ -178,7 +178,7 @@ def test_memory_that_cannot_be_held_directly_is_gpu_burns(
 
 
 def test_the_program_that_takes_memory_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has no CUDA, or a library that is none."""
+    """This machine has no CUDA driver library, or one that cannot be loaded."""
     from provision.validate.selftest import hold_memory
 
     def none(_name: str) -> None:

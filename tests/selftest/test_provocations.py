@@ -1,4 +1,4 @@
-"""A condition is proven when the check names it, and says why when it was not to be had."""
+"""A condition is proven when the check names it; if it could not be provoked, the reason is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
 
 
 def bench(*findings: Finding, burn: str = "/bin/true") -> Any:
-    """One whose checks find this."""
+    """Return a bench whose checks return these findings."""
     verdict = findings[0].verdict if findings else Verdict.PASS
     found = CheckResult("gpu_inventory", verdict, findings, (), 1.0)
     made = SimpleNamespace(
@@ -68,7 +68,7 @@ def test_a_program_that_never_came_to_work_proves_nothing() -> None:
 
 
 class Holder(Foreign):
-    """A program that runs as these processes."""
+    """A foreign program with these process ids."""
 
     def __enter__(self) -> Foreign:
         return self

@@ -1,4 +1,4 @@
-"""What a selftest amounts to: its verdict, its exit code, the lines in the terminal, the page."""
+"""The result of a selftest: its verdict, its exit status, the lines in the terminal, the page."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Tags(HTMLParser):
 
 
 def hostile(value: Any, key: str = "") -> Any:
-    """A document of hostile texts, but for the words that gpuprov chooses itself."""
+    """Replace every text of a document by a hostile one, except texts that gpuprov chooses itself."""
     if isinstance(value, dict):
         return {name: hostile(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
@@ -209,7 +209,7 @@ def test_the_page_shows_what_was_found() -> None:
         assert address not in text, "a page that needs no network"
 
 
-@pytest.mark.timeout(300)  # four starts of a browser
+@pytest.mark.timeout(300)  # starts a browser four times
 def test_the_page_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path: Path) -> None:
     assert unreadable("".join(render(whole())), tmp_path) == []
 

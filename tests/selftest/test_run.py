@@ -1,4 +1,4 @@
-"""The course of a selftest on a machine whose tools are programs of this test."""
+"""The course of a selftest on a machine whose tools are scripts written by the tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def observed(**facts: Any) -> Callable[[frozenset[str]], tuple[dict[str, Any], d
 
 @dataclass(frozen=True)
 class EightGpus(Machine):
-    """A machine with eight GPUs. `more`: further facts."""
+    """A machine with eight GPUs. `more`: additional facts."""
 
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class EightGpus(Machine):
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """The folder with every tool of the machine."""
+    """Write a failing stand-in for every tool of the machine, and return their folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in (*machine._HOW, "journalctl"):
@@ -63,7 +63,7 @@ def here(tmp_path: Path) -> Path:
 
 
 class Settable(changes.Smi):
-    """A GPU whose compute mode alone can be set; `calls` receives each change."""
+    """A GPU on which only the compute mode can be set; `calls` receives each change."""
 
     def __init__(self, calls: Callable[[str], None]) -> None:
         self.calls = calls
@@ -77,7 +77,7 @@ class Settable(changes.Smi):
 
 
 class Course:
-    """One selftest into a folder: which checks run, and what they find without running."""
+    """A selftest into one folder, with the checks that it runs and the answers that replace running them."""
 
     def __init__(self, steps: Steps, output: Path) -> None:
         self.steps, self.output = steps, output
@@ -93,12 +93,12 @@ class Course:
         self.steps = replace(self.steps, check=check)
 
     def passes(self, *names: str, **steps: Any) -> None:
-        """These are asked for, and pass."""
+        """Select these checks, and have them pass."""
         self.asks(*names, **steps)
         self.answers()
 
     def on(self, **machine: Any) -> None:
-        """Run on a machine that differs in this."""
+        """Change these fields of the machine."""
         self.steps = replace(self.steps, machine=replace(self.steps.machine, **machine))
 
     def run(self, **settings: Any) -> Result:
@@ -231,7 +231,7 @@ def test_a_full_disk_and_a_lost_terminal_keep_what_was_found(
 
 
 def test_a_bug_keeps_what_was_found_and_what_is_left_over(course: Course) -> None:
-    """The compute mode is changed, and then nothing works any more."""
+    """A bug breaks the selftest right after it changed the compute mode, so the mode cannot be restored."""
 
     class Breaks(Settable):
         def call(self, gpu: int, words: Sequence[str]) -> subprocess.CompletedProcess[str]:  # noqa: ARG002
@@ -274,7 +274,7 @@ def test_gpus_with_nothing_on_them_are_free(course: Course) -> None:
 
 @pytest.fixture
 def kill() -> Iterator[Callable[[int, Path], None]]:
-    """Signal this process as soon as a file is there."""
+    """Yield a function that signals this process once `file` holds a complete line."""
     threads: list[threading.Thread] = []
 
     def send(number: int, file: Path) -> None:
@@ -290,17 +290,17 @@ def kill() -> Iterator[Callable[[int, Path], None]]:
         one.join()
 
 
-# Popen complains of a program in whose start the signal came.
+# If the signal arrives while Popen starts a program, Popen warns about that program.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_what_there_is(
     tmp_path: Path, here: Path, kill: Callable[[int, Path], None], course: Course, number: int
 ) -> None:
-    """gpu_burn and its child run when it comes; what was found before is written, and nothing is left."""
+    """The signal comes while gpu_burn and its child run: both are killed, and earlier results are written."""
     course.asks("versions", BURN, "dcgm_diag")
     pids = tmp_path / "pids"
     (here / BURN).write_text(f"#!/bin/sh\ntrap '' TERM\nsleep 300 &\necho $$ $! >> {pids}\nwait\nsleep 300\n")
-    if signal.getsignal(number) is signal.SIG_IGN:  # these tests run under nohup, which is respected
+    if signal.getsignal(number) is signal.SIG_IGN:  # under nohup, which a selftest respects
         signal.signal(number, signal.SIG_DFL)
     kill(number, pids)
     before = signal.getsignal(number)
@@ -349,7 +349,7 @@ def test_ctrl_c_while_it_is_written_loses_nothing(monkeypatch: pytest.MonkeyPatc
 def test_checks_that_do_not_fit_are_not_proven(
     monkeypatch: pytest.MonkeyPatch, here: Path, course: Course
 ) -> None:
-    """A check is cut at the end of the time, and the next one is not begun."""
+    """A check is cut off when the time is up, and the next one does not start."""
     course.asks(BURN, "memory_bandwidth")
     (here / BURN).write_text("#!/bin/sh\nexec sleep 300\n")
     monkeypatch.setattr(measure, "_LEAST", 0.5)
@@ -389,7 +389,7 @@ def test_a_fault_on_one_gpu_does_not_prove_another(course: Course) -> None:
 
 
 def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(course: Course) -> None:
-    """A condition that must show in a burn proves nothing on one of them."""
+    """A condition that must show in a burn proves nothing on such a GPU."""
     benches: list[measure.Bench] = []
 
     class Slow(measure.Bench):

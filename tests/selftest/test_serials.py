@@ -1,4 +1,4 @@
-"""Stand-ins for what identifies a machine: in every form in which a tool prints it, and for nothing else."""
+"""Stand-ins for identifiers of a machine, in every form in which tools print them and for nothing else."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ CAPTURES = sorted(Path(os.environ.get("GPUPROV_CAPTURES") or "/nonexistent").glo
 
 @pytest.mark.skipif(not CAPTURES, reason="GPUPROV_CAPTURES names no folder of real captures")
 def test_real_texts_keep_everything_else() -> None:
-    """Line by line the same words, but for identifiers: 13 digits, UUIDs."""
+    """Each line keeps its words, except identifiers: serial numbers of 10 digits or more, and UUIDs."""
     serials = Serials()
     texts = {one.name: one.read_text(errors="replace") for one in CAPTURES if one.name != "README.md"}
     for text in texts.values():

@@ -1,4 +1,4 @@
-"""What ends a selftest from outside, and what does not."""
+"""Signals that end a selftest, and those that do not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_two_signals_at_once_do_not_cut_the_tidying_up() -> None:
 
 
 def test_a_later_signal_ends_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who presses Ctrl-C a second time must not wait for ever."""
+    """A user who presses Ctrl-C a second time must not wait forever."""
     monkeypatch.setattr(signals, "_TOGETHER", 0.0)
     with signals.as_interrupts():
         for _ in range(2):

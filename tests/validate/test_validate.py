@@ -1,5 +1,5 @@
-"""gpuprov validate from the command line to the report, with the nodes replaced at the two doors to them:
-`observe` and `run_playbook`.
+"""gpuprov validate from the command line to the report; only the two functions that reach nodes,
+`observe` and `run_playbook`, are replaced.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_each_result_is_kept_with_what_the_node_was_like(machines: Machines, val
         for result in kept[name].values():
             assert result.run == folder.name
             assert result.known == fingerprint.of(machines.facts[name], {})
-    # Measured again after a change, one check alone: the others still belong to the machine of before.
+    # One check is repeated after a change; the other results still belong to the machine before the change.
     machines.facts["gpu-01"]["kernel.release"] = "6.12.109+deb13-amd64"
     validate("--checks", "gpu_burn")
     again = node_history.read(["gpu-01"])["gpu-01"]
@@ -131,7 +131,7 @@ def test_each_cause_is_named_once(machines: Machines, validate: Any) -> None:
     assert named(report) == {
         ("gpu-02", "p2p_bandwidth", "gpu2-gpu6", "fail"),
         ("gpu-02", "gpu_burn", "gpu3", "fail"),
-        ("gpu-02", "nccl_all_reduce", "node", "warn"),  # points at gpu2-gpu6
+        ("gpu-02", "nccl_all_reduce", "node", "warn"),  # its message names gpu2-gpu6
     }
     group = next(c for c in report["nodes"][1]["checks"] if c["check"] == "nccl_all_reduce")
     assert group["verdict"] == "warn"
@@ -145,13 +145,13 @@ STRICT = (
 
 
 def test_a_limit_that_is_broken_shows(validate: Any, tmp_path: Path) -> None:
-    """The judge uses the limits it is given: a stricter file turns a healthy node red."""
+    """The judge uses the limits that it is given: stricter ones fail a healthy node."""
     strict = tmp_path / "strict.yml"
     strict.write_text(STRICT)
     code, report, folder = validate("--thresholds", str(strict))
     assert code == ExitCode.UNHEALTHY
     assert named(report) == {("gpu-01", "nccl_all_reduce", "node", "fail")}
-    # The same output under the shipped limits, without a node.
+    # The same output passes under the shipped limits; no node is contacted.
     assert campaign.rejudge(folder).nodes[0].verdict is Verdict.PASS
     assert campaign.rejudge(folder, strict).nodes[0].verdict is Verdict.FAIL
 
@@ -258,7 +258,7 @@ def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
 
 
 def test_an_answer_that_lacks_an_output_is_an_error() -> None:
-    """A sampler's, or the kernel's messages: without them a check may find nothing wrong."""
+    """Without the output of a sampler or the kernel log, a check might find no fault and pass."""
     output = {"name": "gpu_burn", "argv": ["gpu_burn"], "rc": 0, "stdout": "", "stderr": "", "seconds": 1.0}
     output |= {"timed_out": False, "truncated": False, "not_started": ""}
     answer = {"outputs": [output], "boot_id": "boot-1"}
@@ -344,7 +344,7 @@ def test_a_resumed_run_is_for_its_own_inventory_and_nodes(
 def test_a_resumed_run_takes_over_the_options_that_are_not_given_again(
     machines: Machines, validate: Any, tmp_path: Path
 ) -> None:
-    """--set reaches the nodes again, so a run that was interrupted measures the rest of them alike."""
+    """--set reaches the nodes again, so that the remaining nodes are measured like the first ones."""
     (tmp_path / "mine.yml").write_text(STRICT)
     machines.interrupt_at = "all_reduce_perf"
     first = ["--set", "validation_tools_scratch_dir=/mnt", "--burn-seconds", "7", "--thresholds", "mine.yml"]
@@ -386,7 +386,7 @@ def test_a_secret_that_was_not_stored_is_asked_for(validate: Any, capsys: pytest
 def test_a_value_of_which_a_part_was_not_stored_is_asked_for(
     validate: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight asterisks are no password."""
+    """The eight asterisks that mask a secret must not be used as the secret."""
     _, _, folder = validate("--set", "registry={user: ops, password: s3cret}")
     assert "s3cret" not in (folder / "run.json").read_text()
     assert cli.main(["validate", "--resume", folder.name]) == ExitCode.USAGE
@@ -425,8 +425,8 @@ def test_secrets_stay_out_of_the_run_folder(machines: Machines, validate: Any) -
     machines.add("gpu-01", {**HEALTHY, "all_reduce_perf": "nccl_all_reduce/healthy.json"})
     secrets = {"ansible_password": "s3cr3t-login", "my_api_token": "s3cr3t-api", "plain": "s3cr3t-plain"}
     code, _, folder = validate(variables=secrets)
-    assert code == ExitCode.INCOMPLETE  # nobody asks for that document, so nobody reads it
-    assert machines.hosts[0]["gpu-01"]["ansible_password"] == "s3cr3t-login"  # Ansible needs it
+    assert code == ExitCode.INCOMPLETE  # the command requests no JSON output, so nothing parses it
+    assert machines.hosts[0]["gpu-01"]["ansible_password"] == "s3cr3t-login"  # Ansible needs the password
     written = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert "s3cr3t" not in written
     assert "hunter2" not in written
@@ -441,7 +441,7 @@ def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
     assert {each["beside"] for each in samplers} == {command["name"]}
     assert (answers["name"], answers["beside"]) == ("gpu_answers", "")
     assert command["argv"][-1] == "300"
-    assert command["deadline"] == 320  # the timeout is for what comes beyond the load
+    assert command["deadline"] == 320  # the timeout applies to the time beyond the load
     assert variables["gpuprov_checks"]["gpu_burn"]["seconds"] > command["deadline"]
 
 
@@ -530,7 +530,7 @@ def test_every_check_has_its_samples_and_states_its_shape(name: str) -> None:
 
 @pytest.fixture
 def shelf_check(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A check of facts alone: whether the node's shelf holds what it should."""
+    """Register a check that only compares a fact: the number of books on the node's shelf."""
     check = SimpleNamespace(
         SUMMARY="the shelf",
         NEEDS=(),
@@ -568,7 +568,7 @@ def test_the_look_asks_only_for_the_facts_of_the_checks_asked_for(
     machines.add("gpu-01", **{"shelf.books": 3})
     validate("--checks", "gpu_burn")
     assert not any("shelf.books" in asked for asked in machines.asked), shelf_check
-    # With others beside it, each runs or is read as it needs.
+    # With another check selected, that one runs and only this one's fact is observed.
     _, report, _ = validate("--checks", f"gpu_burn,{shelf_check}")
     assert [check["verdict"] for check in report["nodes"][0]["checks"]] == ["pass", "pass"]
     assert machines.played == [("gpu-01", "gpu_burn")] * 2
