@@ -31,7 +31,7 @@ NOW = {
     "clocks.max.sm": "1980",
     "clocks.sm": "1980",
 }
-# `refuse`: words that it rejects; `ignore`: words accepted without effect; `silent`: words that it fails at.
+# Commands that begin with words of `refuse` fail; of `ignore`, succeed without effect; of `hang`, hang.
 FAKE = """\
 import json, sys, time
 file = {file!r}

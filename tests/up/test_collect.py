@@ -1,4 +1,4 @@
-"""What a killed controller's units did is in its run's journal once, and nothing of them is left."""
+"""Events of a killed controller's units reach the journal of their run exactly once, and no unit remains."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 def killed(
     standing: StandIn, said: bytes = ENDED, *, named: bool = True, what: str = "up.yml", seconds: float = 60
 ) -> tuple[RunFolder, register.Record]:
-    """A run whose controller was killed while rack-1 worked for it."""
+    """Create a run whose controller was killed while rack-1 worked for it."""
     run = RunFolder.create("up", {})
     standing.add("rack-1", said=Script(said))
     book = register.Register(run.path)
@@ -72,7 +72,7 @@ def killed(
     )
     (unit,) = begun
     assert book._held is not None
-    os.close(book._held)  # as the kernel does
+    os.close(book._held)  # as the kernel does when the process dies
     assert list(standing.units) == [unit]
     return run, record
 
@@ -124,7 +124,7 @@ def test_a_unit_that_still_runs_is_waited_for(standing: StandIn, monkeypatch: py
     run, record = killed(standing)
     (unit,) = standing.units.values()
     whole_answer = (unit.folder / "stdout").read_bytes()
-    cut = whole_answer.index(b"\n") + 1  # its first frame
+    cut = whole_answer.index(b"\n") + 1  # the end of the first frame
     (unit.folder / "stdout").write_bytes(whole_answer[:cut])
     unit.state = "Running"
 
@@ -145,7 +145,7 @@ def test_a_unit_that_still_runs_is_waited_for(standing: StandIn, monkeypatch: py
 def test_what_receptor_has_not_brought_yet_is_waited_for(
     standing: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets a unit's state and its output one by one, after a cut or a restart the latter later."""
+    """receptor fetches a unit's state and its output separately; after a cut the output may come later."""
     for name in ("_LOOK", "_POLL"):
         monkeypatch.setattr(units, name, 0.1)
     run, record = killed(standing)
@@ -182,7 +182,7 @@ def test_what_never_comes_is_not_waited_for_for_ever(
 
 def test_what_cannot_be_read_any_more_is_ended_and_said(standing: StandIn) -> None:
     run, record = killed(standing)
-    sealed.forget(record.label)  # its key was in memory
+    sealed.forget(record.label)  # the key was only in memory
     (said,) = collected(run)
     assert "this machine was started anew; its work is ended" in said
     assert nothing_left(run, standing, record)
@@ -239,7 +239,7 @@ def test_what_nobody_resumed_is_removed_once_its_time_is_up(standing: StandIn) -
 def test_the_locks_of_a_killed_run_end_where_its_units_had_finished(
     standing: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would keep others out for half an hour."""
+    """Otherwise they would keep other runs out for half an hour."""
     run, _ = killed(standing)
     locks = NodeLocks(
         {name: {"run": run.id, "node": name, "who": "x", "since": "y", "verb": "up"} for name in HOSTS}
@@ -251,9 +251,9 @@ def test_the_locks_of_a_killed_run_end_where_its_units_had_finished(
 
     found = collect.gather([run], lambda _: None)
     collect.unlock(found, FLEET, {"gpu-02"}, lock(()))
-    assert sorted(locks.holders) == ["gpu-01", "gpu-02"]  # another run's are not touched
+    assert sorted(locks.holders) == ["gpu-01", "gpu-02"]  # a lock of another run is left alone
     collect.unlock(found, FLEET, {"gpu-02"}, lock((run.id,)))
-    assert sorted(locks.holders) == ["gpu-02"]  # that is taken over with its wave
+    assert sorted(locks.holders) == ["gpu-02"]  # gpu-02's lock is taken over together with its wave
     collect.keep(found, FLEET, frozenset(), ())
 
 

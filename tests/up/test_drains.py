@@ -1,4 +1,4 @@
-"""`up` and the schedulers: out of service, jobs waited for, back; and what others hold stays as it is."""
+"""`up` and the schedulers: nodes are drained, their jobs finish, they return; drains by others are kept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.slurm_cluster import Cluster
 
 @dataclass
 class Run:
-    """One run's drains over a cluster in memory, with a clock of its own; `after`: what happens when so many
-    seconds have passed."""
+    """The drains of one run over a cluster in memory, with a simulated clock.
+    `after`: seconds → action at that time."""
 
     cluster: Cluster
     waits: int = 600
@@ -86,7 +86,7 @@ def test_a_job_that_does_not_end_puts_its_node_back_and_no_other() -> None:
 
 
 class Evicting(Slurm):
-    """A scheduler that can start jobs elsewhere, but for those of one user."""
+    """A scheduler that restarts jobs on other nodes, except those of one user."""
 
     cluster: Cluster
 
@@ -143,7 +143,7 @@ def test_what_a_killed_up_left_drained_is_taken_over(reason: str) -> None:
 
 
 def test_what_a_killed_up_left_drained_stays_so_when_a_job_does_not_end() -> None:
-    """It may be half changed, or have failed its health gate."""
+    """Such a node may be half changed, or have failed its health gate."""
     run = Run(Cluster({"a": ["MIXED+DRAIN", "gpuprov: up R0"]}, jobs=["7|eve|4:02|a"]), waits=30)
     assert "did not end within 30 s" in run.drains.drain(["a"])["a"]
     assert run.states == {"a": "MIXED+DRAIN"}

@@ -1,6 +1,6 @@
-"""The quick checks of `validate` as the gate of `up`, by the real validate: only node answers are replaced.
+"""The quick checks of `validate` as the gate of `up`, with the real validate; only node answers are replaced.
 
-Then runs that ended between the change of a node and its gate: `--resume` runs it before the node returns.
+Also runs that ended between a node's change and its gate: `--resume` runs the gate before the node returns.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ with open({log!r}, "a") as log:
 
 
 class Site:
-    """A fleet whose nodes are drained by hooks, and that `up` changes: node answers are scripted, the rest of
-    `up` and `validate` is real."""
+    """A fleet that `up` changes, drained by hooks. Node answers are scripted; the rest of `up` and
+    `validate` is real."""
 
     def __init__(self, world: World, machines: Machines, log: Path) -> None:
         self.world = world
@@ -124,7 +124,7 @@ def test_the_gate_runs_and_a_node_that_fails_it_stays_drained_through_resume(sit
 
 
 class Killed(BaseException):
-    """The process ends here, with nothing written any more."""
+    """Ends the run at once; nothing more is written."""
 
 
 @pytest.mark.parametrize("how", ["interrupt", "bug", "named error", "kill"])
@@ -160,7 +160,7 @@ def test_whatever_ended_the_run_before_its_gate_resume_runs_it(
 
 
 def test_without_a_way_to_drain_the_gate_is_not_skipped_either(site: Site) -> None:
-    """And no other wave begins while the node that an earlier run changed does not pass."""
+    """No other wave begins until the node that an earlier run changed passes."""
     site.world.variables.clear()
     site.world.declare(site="a")
     site.lack("gpu-01", "gpu-02")

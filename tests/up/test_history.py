@@ -1,4 +1,4 @@
-"""Durations are learnt from run folders, robustly; whatever is damaged or foreign there is passed over."""
+"""Durations are learnt robustly from run folders; damaged and foreign files there are skipped."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def an_up(
 
 
 def simple(home: Path, seconds: float, **options: Any) -> RunFolder:
-    """A run in which nccl took so long on each of three nodes."""
+    """Create a run in which nccl took `seconds` on each of three nodes."""
     events = [event(0, node) for node in "abc"]
     events += [event(seconds / 2, node, "nccl") for node in "abc"] + [
         event(seconds, node, "nccl") for node in "abc"
@@ -76,7 +76,7 @@ def test_a_role_lasts_from_the_event_before_it_to_its_last_one(tmp_path: Path) -
         event(70, "a", "nccl"),
         event(90, "a", "nccl"),
         event(100, "b", "nccl"),
-        # a second pass, after a look that nobody's role accounts for
+        # a second pass, after observing the nodes; that time belongs to no role
         event(200, "a"),
         event(210, "a", "nccl"),
     ]
@@ -148,7 +148,7 @@ def test_estimates_where_nothing_is_known() -> None:
 
 
 def test_the_estimate_of_bare_nodes_is_within_a_factor_of_two() -> None:
-    """Five bare lab nodes took 616 s in two waves, with the roles that are on by default."""
+    """Five bare lab nodes took 616 s in two waves, with the roles that are enabled by default."""
     off = {"monitoring", "receptor", "slurm_health", "node_health", "gpu_metrics", "gpu_settings"}
     off |= {"amd_gpu_settings", "gpudirect_rdma", "package_lock"}
     nodes = {"nvidia": 0.0, "amd": 0.0}

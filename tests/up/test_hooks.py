@@ -1,4 +1,4 @@
-"""Hooks as real programs: what they are given, and that none outlives its time or our patience."""
+"""Hooks as real programs: their input, their timeout, and how they are ended."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_what_is_written_down_before_and_after_tells_who_is_drained() -> None:
         {"hook": UNDRAIN, "nodes": ["a"], "status": 0},
         {"hook": UNDRAIN, "nodes": ["d"], "status": 2},
     ]
-    assert hooks.left_drained(records) == {"b", "c", "d"}  # killed before it heard of c
+    assert hooks.left_drained(records) == {"b", "c", "d"}  # the drain hook of c has no recorded end
     assert hooks.left_drained(records[:1]) == {"a", "b", "c", "d"}
 
 
@@ -188,7 +188,7 @@ def open_folder(path: Path) -> Path:
 
 
 def linked(path: Path) -> Path:
-    """A link in a folder of everyone, to a program that only we may change."""
+    """Create a link in a folder that is writable for everyone, to a program that only we may change."""
     link = open_folder(path) / "link"
     link.symlink_to(program(path.with_name("real"), ""))
     return link
@@ -235,7 +235,7 @@ def test_what_belongs_to_another_user_is_refused(
              follow_symlinks=False)  # fmt: skip
     with pytest.raises(InventoryError, match="belongs to uid 1000, neither root nor the user"):
         hooks.load(fleet(tmp_path, gpuprov_drain_hook="site/hook"), {})
-    monkeypatch.setenv("SUDO_UID", "1000")  # the user who runs it, then
+    monkeypatch.setenv("SUDO_UID", "1000")  # uid 1000 is now the user who runs gpuprov
     assert hooks.load(fleet(tmp_path, gpuprov_drain_hook="site/hook"), {})[DRAIN]
 
 

@@ -1,4 +1,4 @@
-"""Drifts become roles, packages, reboots, minutes and waves."""
+"""Drifts are turned into roles, packages, reboots, minutes and waves."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_the_headers_of_a_kernel_are_a_package_too(family: str, name: str) -> No
     assert (found.name, found.change, found.roles) == (name, Change.INSTALL, ("nvidia_driver",))
 
 
-# --- as it is told
+# --- the plan as text
 
 
 def assessment(found: Mapping[str, list[Drift]], **more: Any) -> Assessment:

@@ -1,4 +1,4 @@
-"""Plans as a person reads them, in fixtures/plan; `python tests/up/test_plan_text.py` writes them anew."""
+"""Plans as text, compared with fixtures/plan; `python tests/up/test_plan_text.py` rewrites these files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def declared(name: str = stack.DEFAULT) -> dict[str, Any]:
 
 
 def installed(name: str = stack.DEFAULT) -> Facts:
-    """A node on which this stack is installed."""
+    """Return the facts of a node on which this stack is installed."""
     return {**bare(), **promised(declared(name), MACHINE), **MACHINE}
 
 
 def bare() -> Facts:
-    """A Debian machine as its installer leaves it."""
+    """Return the facts of a freshly installed Debian machine."""
     facts = {**unknown(expectations.facts_to_ask(declared()), KERNEL), **MACHINE}
     empty: dict[str, Any] = {"status": "absent", "held": False, "loaded": False, "exists": False}
     facts |= {name: empty[end] for name in facts if (end := name.rpartition(".")[2]) in empty}
@@ -53,7 +53,7 @@ def bare() -> Facts:
 def seen_of(
     nodes: Mapping[str, Facts | str], secrets: tuple[str, ...] = (), problems: Mapping[str, str] | None = None
 ) -> Assessment:
-    """Nodes with their facts, or with why they did not answer."""
+    """Assess these nodes; a string in place of facts is the error of a node that did not answer."""
     wanted = expectations.of_node(declared(), stack.describe_node(MACHINE))
     said = {
         name: Observation(name, error=facts)

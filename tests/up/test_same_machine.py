@@ -1,4 +1,4 @@
-"""One machine under two names: what is the same, and what only looks so."""
+"""Detection of one machine under two names in an inventory."""
 
 from __future__ import annotations
 

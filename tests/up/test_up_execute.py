@@ -1,4 +1,4 @@
-"""How a plan is carried out, with a scripted executor: what is run on which node, and each node's status."""
+"""Execution of a plan with a scripted executor: the roles run on each node, and each node's status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.up import ScriptedExecutor, carry_out, drift, execution, plan
 
 
 def ends(up: Execution) -> str:
-    """`a failed, b done`."""
+    """Format the results as `a failed, b done`."""
     return ", ".join(f"{node} {result.status}" for node, result in sorted(up.results.items()))
 
 
@@ -31,7 +31,7 @@ def test_a_node_is_done_only_when_a_second_look_says_so() -> None:
     assert up.results["bad"].drifts == (drift("bad"),)
     assert up.results["good"].roles == ("nccl",)
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
-    # The same role for the same reason is not run twice.
+    # A role is not run twice for the same reason.
     assert executor.called("apply") == [{"good": ("nccl",), "bad": ("nccl",)}]
 
 

@@ -1,4 +1,4 @@
-"""The executor of `up`, with Ansible and observation scripted: shards, boots, what is written down."""
+"""The executor of `up`, with Ansible and observation scripted: shards, boots, files written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.up import SECRET
 
 @dataclass
 class Ansible:
-    """Records each run of Ansible: playbook, hosts, and the other arguments. All goes well."""
+    """Record the playbook, hosts and other arguments of each run of Ansible. Every run succeeds."""
 
     runs: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = field(default_factory=list)
     on_play: Callable[[], object] = lambda: None
@@ -134,7 +134,7 @@ def test_only_the_steps_run_that_can_make_what_differs_as_declared(
 ) -> None:
     executor = executor_of(tmp_path, 1, **options)
     executor.plan = Plan({"gpu-0000": NodePlan("gpu-0000", ("nccl",), tuple(drifts), False, 1.0)}, (), {})
-    for expected in (tags, {"nccl"}):  # what differs the second time was not made by the steps
+    for expected in (tags, {"nccl"}):  # the second time the whole role runs, since its steps left drift
         executor.apply({"gpu-0000": ("nccl",)})
         assert set(ansible.runs[-1][2]["tags"]) == expected
 
@@ -187,7 +187,7 @@ def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> Non
 
 
 def looking(ids: Mapping[str, Sequence[str]]) -> Callable[..., Assessment]:
-    """Each look finds the next boot id of a node's list."""
+    """Return an observer that finds the next boot id in each node's list."""
     left = {node: list(found) for node, found in ids.items()}
 
     def look(known: Assessment, chosen: Sequence[str], **_: Any) -> Assessment:
@@ -204,7 +204,7 @@ def test_every_boot_is_written_down_the_ones_we_made_and_the_others(
     again: list[Sequence[str]] = []
     executor = executor_of(tmp_path, 2, {"gpu-0000": "a1", "gpu-0001": "b1"}, again.append)
     found = executor.look(["gpu-0000", "gpu-0001"])
-    assert (found["gpu-0000"].booted, found["gpu-0001"].booted) == (True, False)  # it booted by itself
+    assert (found["gpu-0000"].booted, found["gpu-0001"].booted) == (True, False)  # an unrequested reboot
     assert set(executor.reboot(["gpu-0000"])) == {"gpu-0000"}
     executor.look(["gpu-0000", "gpu-0001"])
     assert again == [["gpu-0000"]]
@@ -218,9 +218,9 @@ def test_every_boot_is_written_down_the_ones_we_made_and_the_others(
 def lost_while_rebooting(
     monkeypatch: pytest.MonkeyPatch, executor: AnsibleExecutor, boots: Mapping[str, Sequence[str]]
 ) -> tuple[list[tuple[str, ...]], list[str], list[float]]:
-    """The worker of these nodes is lost in the middle of the first reboot.yml. `boots`: node → the boot that
-    each look finds, "" where it does not answer, the last one for ever. Which nodes each playbook had, what
-    was said, and how long was waited."""
+    """Lose the worker of these nodes in the middle of the first reboot.yml. `boots`: node → the boot id that
+    each observation finds, "" if the node does not answer; the last one repeats. Return the nodes of each
+    playbook, the messages, and the pauses in seconds."""
     played: list[tuple[str, ...]] = []
     said: list[str] = []
     waited: list[float] = []
@@ -255,7 +255,7 @@ def test_nodes_whose_worker_is_lost_while_they_reboot_are_waited_for(
 ) -> None:
     again: list[Sequence[str]] = []
     executor = executor_of(tmp_path, 2, {"gpu-0000": "a1", "gpu-0001": "b1"}, again.append)
-    slow = ["b1", *[""] * 30, "b2"]  # it still answers before it goes down, and is away for five minutes
+    slow = ["b1", *[""] * 30, "b2"]  # it still answers once before it goes down, and is away for five minutes
     looks = {"gpu-0000": ["", "a2"], "gpu-0001": slow}
     played, said, waited = lost_while_rebooting(monkeypatch, executor, looks)
     outcomes = executor.reboot(["gpu-0000", "gpu-0001"])
@@ -263,7 +263,7 @@ def test_nodes_whose_worker_is_lost_while_they_reboot_are_waited_for(
     assert played == [("gpu-0000", "gpu-0001")]
     assert said == ["gpu-[0000-0001]: the worker was lost while they rebooted; waiting up to 30 min for them"]
     assert 300 < sum(waited) < 400
-    assert again == [["gpu-0000", "gpu-0001"]]  # their locks are taken again
+    assert again == [["gpu-0000", "gpu-0001"]]  # the locks are taken again after the reboot
 
 
 def test_a_node_that_did_not_reboot_before_its_worker_was_lost_is_rebooted_by_another(
@@ -275,7 +275,7 @@ def test_a_node_that_did_not_reboot_before_its_worker_was_lost_is_rebooted_by_an
     outcomes = executor.reboot(["gpu-0000", "gpu-0001"])
     assert {one.status for one in outcomes.values()} == {"ok"}
     assert played == [("gpu-0000", "gpu-0001"), ("gpu-0001",)]
-    assert sum(waited) >= 60  # it may have been about to go down
+    assert sum(waited) >= 60  # the node might still have been about to go down
 
 
 def test_a_node_that_does_not_come_back_after_its_worker_was_lost_is_unreachable(

@@ -1,4 +1,4 @@
-"""Around the locks of one `up`: waiting for what a killed run left; without a lock nothing is done."""
+"""The locks of `up`: it waits for work that a killed run left behind, and does nothing without a lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provision.up.resume import locked
 
 
 class Lock:
-    """Answers from a script: node → its answers, the last one for ever."""
+    """A lock that replays scripted answers: node → its answers; the last one repeats."""
 
     def __init__(self, **answers: list[Answer]) -> None:
         self.answers = answers

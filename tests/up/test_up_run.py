@@ -189,7 +189,7 @@ def test_waves_stop_after_a_failure_and_resume_goes_on(world: World) -> None:
     world.failing = {}
     world.played.clear()
     assert world.resume() == ExitCode.OK
-    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-02"], ["gpu-03"]]  # one by one, as before
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-02"], ["gpu-03"]]  # again one by one
     assert ends() == {"gpu-01": "as declared", "gpu-02": "done", "gpu-03": "done"}
 
 
@@ -204,7 +204,7 @@ def test_a_resumed_full_run_spares_nodes_that_are_done_and_still_hold(world: Wor
 
 
 def test_a_resumed_full_run_applies_no_role_twice_that_came_to_its_end(world: World) -> None:
-    """The last role of a node may have been cut short; one whose promise is broken now is applied."""
+    """A node's last role may have been cut short, so it runs again, as does a role that has drifted."""
     world.fail("gpu-02", "gpu-03")
     assert (
         world.up("--full", "--set", "gpuprov_roles=[nvidia_repository, nvidia_driver, nccl]") != ExitCode.OK
@@ -247,7 +247,7 @@ def test_check_says_what_would_change_and_changes_nothing(world: World) -> None:
     world.missing = {"gpu-01": [drift("gpu-01", reboot=True)]}
     assert world.up("--check") == ExitCode.OK
     assert [(name, check) for name, _, check in world.played] == [("up.yml", True)]
-    assert world.observed == list(NODES)  # nothing to verify
+    assert world.observed == list(NODES)  # observed once: nothing changed, so nothing is verified
     out = world.out
     assert "would change: nccl · Install: gpu-01" in out
     assert "next: gpuprov up" in out
@@ -423,7 +423,7 @@ def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) 
 
 
 def test_a_node_that_was_lost_with_our_lock_is_gone_on_with_by_resume(world: World) -> None:
-    """A new run would be refused until the lock ends by itself."""
+    """Without --resume, `up` would be refused until the lock expires."""
     world.lack("gpu-01", "gpu-02")
     world.failing = {"gpu-02": Outcome("gpu-02", "unreachable", 0, "nccl", "Install", "no route to host")}
     world.locks.silent = frozenset({"gpu-02"})
@@ -500,7 +500,7 @@ sys.exit(3 if pathlib.Path({log!r} + "." + os.environ["GPUPROV_HOOK"] + "." + sy
 
 @pytest.fixture
 def hook(world: World, tmp_path: Path) -> Path:
-    """A hook for both ways: it logs what it is called with, and fails where a file of that name is."""
+    """Declare one hook for drain and undrain: it logs its calls, and fails where a file requests it."""
     log, program = tmp_path / "log", tmp_path / "hook"
     program.write_text(HOOK.format(python=sys.executable, log=str(log), secret=SECRET))
     program.chmod(0o755)
@@ -525,7 +525,7 @@ def test_what_failed_stays_drained_is_said_so_and_goes_back_when_it_is_mended(
     world.stubborn = {"gpu-01"}
     assert world.up() == ExitCode.UNHEALTHY
     assert "still drained, out of service until they match their declared state: gpu-01" in world.out
-    world.missing, world.stubborn = {}, set()  # mended by hand
+    world.missing, world.stubborn = {}, set()  # repaired by hand
     assert world.resume("--json") == ExitCode.OK
     assert json.loads(world.out)["drained"] == []
     assert hook.read_text().splitlines()[-1] == "undrain gpu-01"

@@ -1,4 +1,4 @@
-"""Which nodes are done together: properties over random fleets, and the cases people meet."""
+"""Assignment of nodes to waves: properties over random fleets, and typical cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provision.up.waves import BATCH, CANARY, Rollout, Share
 
 @dataclass(frozen=True)
 class Machines:
-    """A fleet as an inventory might have it: racks have one stage, kinds are anything."""
+    """A random fleet as inventories describe them: a rack has one stage, and kinds are arbitrary."""
 
     names: tuple[str, ...]
     rollout: Rollout
@@ -87,7 +87,7 @@ def test_no_kind_is_done_in_a_batch_before_one_of_it_was_a_canary(fleet: Machine
 
 @given(fleets())
 def test_a_canary_wave_has_nothing_it_does_not_need(fleet: Machines) -> None:
-    """Without racks and wishes: one node of each kind that is new, the first in the inventory's order."""
+    """Without racks and wishes: one node of each new kind, the first in the inventory's order."""
     plain = Rollout(fleet.rollout.size, True, fleet.rollout.stages, fleet.rollout.kinds)
     seen: set[str] = set()
     for wave in plain.waves(fleet.names):
@@ -127,7 +127,7 @@ def test_a_batch_is_no_larger_than_asked_unless_it_is_one_group(fleet: Machines)
     made = [wave for wave in fleet.rollout.waves(fleet.names) if wave.kind == BATCH]
     for wave in made:
         assert len(wave) <= size or wave.groups == (tuple(wave),)
-    for one, two in itertools.pairwise(made):  # as many as fit
+    for one, two in itertools.pairwise(made):  # each wave takes as many as fit
         if fleet.rollout.stages[one[0]] == fleet.rollout.stages[two[0]]:
             assert len(one) + len(two.together(two[0])) > size
 
