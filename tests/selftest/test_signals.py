@@ -19,7 +19,7 @@ def nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_hangup_under_nohup_ends_nothing(nohup: None) -> None:  # noqa: ARG001 - it has an effect
+def test_a_hangup_under_nohup_ends_nothing(nohup: None) -> None:  # noqa: ARG001 - the fixture has an effect
     with signals.as_interrupts():
         os.kill(os.getpid(), signal.SIGHUP)
         with signals.held_back():

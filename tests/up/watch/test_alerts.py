@@ -1,4 +1,4 @@
-"""Alerts in Alertmanager: open while what they tell of lasts, over then, and not longer than their watch."""
+"""Alerts in Alertmanager: open while their cause lasts, ended with it, and expired if their watch dies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def teller(folder: Path, one: Alerts) -> Teller:
 
 
 def left(row: dict[str, Any]) -> float:
-    """Minutes until an alert ends, if nobody renews it."""
+    """Return the minutes until the alert ends if it is not renewed."""
     return (datetime.datetime.fromisoformat(row["endsAt"]).timestamp() - time.time()) / 60
 
 

@@ -1,4 +1,4 @@
-"""Making a node a spare."""
+"""Setting nodes aside as spares."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_node_with_a_job_may_serve_for_another_watch(tmp_path: Path) -> None:
 
 
 def incidents() -> list[Incident]:
-    """spare-2 replaces gpu-07; spare-1 failed."""
+    """Two incidents: spare-2 replaces gpu-07, and spare-1 failed."""
     placed = replace(moved(new("gpu-07", 1.0, "x", number=1), Step.REPAIR), spare="spare-2", placed=2.0)
     return [placed, moved(new("spare-1", 3.0, "x", number=2), Step.REPAIR)]
 

@@ -1,4 +1,4 @@
-"""Which nodes the watch takes out of service and which it leaves; limits, silence, spares."""
+"""Decisions of the watch: nodes taken out of service or left in it, by limits, silence and spares."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def word(name: str, of: Fleet, **how: Any) -> Scheduled:
 
 
 def view(bad: dict[str, dict[str, Any]], of: Fleet | None = None, **more: Any) -> View:
-    """A fleet that is well but for `bad` (node → how), at NOW; spares were validated an hour ago."""
+    """View a fleet at NOW that is healthy except `bad` (node → its state); spares were validated an hour ago."""
     of = of or fleet()
     found = {name: seen(name, NOW - 1, **bad.get(name, {})) for name in of.nodes}
     words = {name: word(name, of) for name in of.nodes}
@@ -45,12 +45,12 @@ def held(view: View, policy: Policy | None = None) -> list[str]:
 
 
 def told(view: View, name: str, **how: Any) -> View:
-    """The same, with another word of the scheduler about one node."""
+    """Return the view with a different scheduler state of one node."""
     return replace(view, scheduled={**view.scheduled, name: word(name, view.fleet, **how)})
 
 
 def past(node: str, hours: float, **how: Any) -> Incident:
-    """An incident that was opened so many hours ago, and waits for repair."""
+    """Create an incident that was opened so many hours ago and waits for repair."""
     one = new(node, NOW - hours * HOUR, "Xid 79")
     return replace(moved(one, Step.REPAIR, drained=one.opened), **how)
 
@@ -105,7 +105,7 @@ def without_racks(of: Fleet) -> Fleet:
 
 @pytest.mark.parametrize("racks", [True, False], ids=["racks known", "racks unknown"])
 def test_a_rack_that_goes_dark_is_nobodys_fault_here(racks: bool) -> None:
-    """Where racks are known the others are watched as before; else nothing is done at all."""
+    """If racks are known, the other racks are still watched; if not, no node is drained."""
     dark = {f"gpu-{number:02d}": SILENT for number in range(1, 5)}
     of = fleet() if racks else without_racks(fleet())
     late = view({**dark, "gpu-07": LOST, "spare-1": LOST}, of, at=NOW + HOUR)
@@ -154,7 +154,7 @@ def test_nodes_switched_off_for_repair_stop_nothing(why: dict[str, Any]) -> None
     policy = Policy(share=50)
     assert opened(bad, policy) == ["gpu-20"]
     assert held(bad, policy) == []
-    # Three more, that nobody took out of service, do stop it; the numbers are of the nodes in service.
+    # Three more that were not taken out of service do stop it; counts are of the nodes in service.
     more = dict.fromkeys(("gpu-01", "gpu-02", "gpu-03"), SILENT)
     found = {name: seen(name, NOW, **how) for name, how in more.items()}
     (only,) = decide(replace(bad, seen={**bad.seen, **found}), policy).held
@@ -169,7 +169,7 @@ def test_one_silent_node_counts_when_its_scheduler_has_lost_it_too_and_for_long(
     assert not opened(early)
     late = view({"gpu-02": SILENT}, at=NOW + HOUR)
     assert suspects(late, Policy()) == ["gpu-02"]
-    assert not opened(late)  # the scheduler still gives it jobs: silent to us alone
+    assert not opened(late)  # the scheduler still gives it jobs, so it is silent only to us
     (incident,) = decide(told(late, "gpu-02", **down), Policy()).opened
     assert "the scheduler has it as DOWN+NOT_RESPONDING" in incident.cause
 
@@ -206,7 +206,7 @@ def test_no_more_than_so_many_of_a_rack_an_hour() -> None:
 
 
 def test_a_share_holds_in_each_partition_of_a_node() -> None:
-    """gpu-01 … gpu-04 are in `big`, too, of which one is out already."""
+    """gpu-01 … gpu-04 are also in `big`, and one of them is already out of service."""
     policy = Policy(share=25, rack_hourly=8, breaker_nodes=8)
     both = {f"gpu-{number:02d}": ("gpu", "big") for number in range(1, 5)}
     known = view({"gpu-03": LOST, "gpu-06": LOST}, incidents=(past("gpu-01", 2),))
@@ -237,7 +237,7 @@ def test_more_failures_than_the_breaker_lets_be_drained_open_it_before_a_single_
     three = dict(list(FOUR.items())[:3])
     assert decide(view(three), Policy()).common == ""
     assert decide(view(FOUR), Policy(breaker_share=50)).common == ""
-    # Whoever took them out of service, they count; who has failed for longer does not.
+    # Failures of the last hour count, whether or not the watch drained the node; earlier ones do not.
     assert decide(view({"gpu-04": LOST}, incidents=[past(name, 0.5) for name in three]), Policy()).common
     assert not decide(view({"gpu-04": LOST}, incidents=[past(name, 1.1) for name in three]), Policy()).common
     itself = view(FOUR)
@@ -271,12 +271,12 @@ def test_an_open_breaker_is_told_once_however_long_it_lasts() -> None:
 
 def test_no_more_than_a_share_of_a_partition() -> None:
     two = {"gpu-01": LOST, "gpu-02": LOST}
-    decision = decide(view(two), Policy(share=10))  # of 8 nodes: one, the least that is allowed
+    decision = decide(view(two), Policy(share=10))  # of 8 nodes: one, since one is always allowed
     assert [one.node for one in decision.opened] == ["gpu-01"]
     assert decision.held[0].kind == "held.share"
     assert "1 of the 8 nodes of gpu" in decision.held[0].why
     assert opened(view(two), Policy(share=25)) == ["gpu-01", "gpu-02"]
-    # One that has returned counts no more.
+    # A node that has returned no longer counts.
     back = (past("gpu-07", 30, returned=NOW - HOUR),)
     assert opened(view({"gpu-01": LOST}, incidents=back), Policy()) == ["gpu-01"]
 
@@ -368,10 +368,10 @@ def test_who_fails_again_and_again_waits_longer() -> None:
     assert wait(5) == 1
     assert wait(5, 50) == 2
     assert wait(5, 50, 500) == 4
-    assert wait(5, 31 * 24) == 1  # longer ago than 30 days
+    assert wait(5, 31 * 24) == 1  # failures of more than 30 days ago do not count
     assert wait(*range(1, 20)) == 7 * 24
     assert may_return("gpu-04", [past("gpu-03", 1)], 1, NOW) == 0
-    ahead = [past("gpu-03", -500), past("gpu-03", 5)]  # what a clock that was ahead has stamped
+    ahead = [past("gpu-03", -500), past("gpu-03", 5)]  # -500: stamped by a clock that ran ahead
     assert may_return("gpu-03", ahead, 1, NOW) == NOW - 4 * HOUR
 
 
@@ -409,7 +409,7 @@ def test_people_are_told_once_and_again_when_it_grows_or_lasts() -> None:
 
     assert [told(3, 0), told(4, 1), told(5, 2), told(6, 3), told(7, 4)] == [True, False, False, True, False]
     assert [told(7, 62), told(7, 63)] == [False, True]
-    # It comes and goes: no more than once an hour.
+    # If the condition comes and goes, people are told at most once an hour.
     for minutes in range(64, 121, 2):
         assert telling.news([], NOW + minutes * 60) == []
         assert not told(3, minutes + 1), minutes

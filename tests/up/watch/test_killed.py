@@ -1,4 +1,4 @@
-"""`kill -9` of the watch at any moment of a substitution: the next start finishes it, once."""
+"""`kill -9` of the watch at any moment of a substitution: the next start completes it, exactly once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support.watched import FAILED, ended, prepared, started
 from tests.support.watching import FileScheduler
 
 KILLS = 40
-EACH = 5  # kills of one substitution
+EACH = 5  # kills during one substitution
 
 
 def is_right(folder: Path, scheduler: FileScheduler) -> None:
-    """One incident, done; nothing was done twice, and nothing to anybody else."""
+    """Assert one completed incident, with each action done once and no other node touched."""
     (incident,) = Store(folder / "watch").incidents()
     assert (incident.node, incident.step, incident.spare) == (FAILED, Step.REPAIR, "spare-1")
     assert scheduler.done() == [f"drain {FAILED}", "mark spare-1", "join spare-1 gpu", "resume spare-1"]
@@ -41,7 +41,7 @@ def test_forty_kills_at_random_moments(tmp_path: Path) -> None:
     assert ended(started(tmp_path / "whole")) == 0
     whole = time.monotonic() - began
     is_right(tmp_path / "whole", scheduler)
-    drawn = random.Random(seed.SEED)  # noqa: S311 - moments, no secrets
+    drawn = random.Random(seed.SEED)  # noqa: S311 - random moments, not secrets
     hit = 0
     for trial in range(KILLS // EACH):
         folder = tmp_path / str(trial)
@@ -52,7 +52,7 @@ def test_forty_kills_at_random_moments(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             if ended(pid) == -signal.SIGKILL:
                 hit += 1
-            else:  # it was done before: the one that was timed had a busier machine
+            else:  # it finished before the kill: the machine was busier when `whole` was timed
                 whole *= 0.8
         assert ended(started(folder)) == 0, f"trial {trial}"
         is_right(folder, scheduler)

@@ -1,4 +1,4 @@
-"""Leases of nodes: who may act, who follows, and what stands in them."""
+"""Leases of nodes: their content, the watch that may act, and the watch that follows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def holding(folder: Path, slurm: FileScheduler, **kept: str) -> Holding:
 
 
 def kept(one: Holding, slurm: FileScheduler, nodes: list[str] | None = None) -> list[str]:
-    """The nodes that it may act on, after a look at all."""
+    """Observe all nodes and return those on which the watch may act."""
     names = nodes or list(fleet().nodes)
     words = slurm.look(names)
     one.saw(words)
@@ -76,7 +76,7 @@ def test_the_first_takes_all_and_the_second_follows_for_good(tmp_path: Path) -> 
     assert two.news()[0][1].startswith(f"gpu-[01-08], spare-[1-2]: watched by {one.at}. This watch follows")
     again = Holding(Store(tmp_path / "one"), slurm)
     assert kept(again, slurm) == list(fleet().nodes), "its folder has its name"
-    # As `slurmctld -c` leaves it: nobody has a lease. Who followed does not know what was done under it.
+    # `slurmctld -c` deletes all leases. A follower does not know what was done under them, so it takes none.
     slurm.path.with_suffix(".leases").unlink()
     assert kept(Holding(Store(tmp_path / "two"), slurm), slurm) == []
     assert kept(one, slurm) == list(fleet().nodes)
@@ -101,7 +101,7 @@ def test_two_fleets_in_one_scheduler_do_not_meet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mine", "has"), [("a", ["gpu-01"]), ("z", [])])
 def test_of_two_that_got_some_each_one_gives_way(tmp_path: Path, mine: str, has: list[str]) -> None:
     class Halved(FileScheduler):
-        """The other one wrote gpu-02 at the same time, and later."""
+        """A scheduler in which another watch writes gpu-02 at the same time and wins."""
 
         def lease(
             self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]
@@ -156,12 +156,12 @@ def test_what_lost_incidents_have_left_in_the_leases_stays(tmp_path: Path) -> No
     assert {word.lease and word.lease.placed for word in words.values()} == {""}
 
 
-# The watch with it.
+# The watch with its leases.
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[One, One]]:
-    """A watch that is at work, and one that came later."""
+    """Two watches of one fleet; the first one is at work."""
     with ExitStack() as stack:
         slurm = scheduler(tmp_path)
         made = One(tmp_path / "one", slurm), One(tmp_path / "two", slurm)
@@ -203,7 +203,7 @@ def test_a_follower_neither_opens_the_breaker_nor_tells_of_it(two: tuple[One, On
 
 
 def test_a_cluster_that_does_not_answer_makes_no_follower_for_good(tmp_path: Path) -> None:
-    """One part of its nodes is another watch's; the scheduler of the others is away for a moment."""
+    """Some nodes belong to another watch, and the scheduler of the rest is briefly unreachable."""
     slurm = scheduler(tmp_path)
     names = list(fleet().nodes)
     one, two = holding(tmp_path / "one", slurm), holding(tmp_path / "two", slurm)
@@ -218,7 +218,7 @@ def test_a_cluster_that_does_not_answer_makes_no_follower_for_good(tmp_path: Pat
 
 
 def test_who_follows_a_watch_that_is_not_at_work_says_so_while_it_lasts(tmp_path: Path) -> None:
-    """A renamed inventory, or a lost state folder: its own earlier leases keep it from its work."""
+    """After a renamed inventory or a lost state folder, its own earlier leases keep the watch from acting."""
     slurm = scheduler(tmp_path)
     first, second = One(tmp_path / "one", slurm), One(tmp_path / "two", slurm)
     second.pace(ask_all=0.0, beat=0.0)
@@ -253,7 +253,7 @@ def test_who_has_lost_its_lease_file_says_that_nobody_acts(tmp_path: Path) -> No
 
 
 def taken(of: One) -> None:
-    """Its nodes, by a command on another machine."""
+    """Take over the watch's nodes by a command on another machine."""
     for name, word in of.scheduler.look(list(fleet().nodes)).items():
         of.scheduler.lease({name: Lease("f", "other", 2, "ctl-9:/x")}, {name: word.lease})
 
@@ -279,7 +279,7 @@ def test_who_loses_the_lease_stops_at_its_next_step(two: tuple[One, One]) -> Non
 
 @pytest.mark.parametrize("step", [Step.DRAIN, Step.CHOOSE, Step.VERIFY, Step.PLACE, Step.EVIDENCE])
 def test_no_step_is_done_without_the_lease(two: tuple[One, One], step: Step) -> None:
-    """It was lost in this moment: the watch has not looked since."""
+    """The lease was lost just now, and the watch has not observed that yet."""
     first, _ = two
     spare = "spare-2" if step in (Step.VERIFY, Step.PLACE, Step.EVIDENCE) else ""
     incident = replace(moved(new("gpu-07", first.watch.now(), "x", number=1), step), spare=spare)

@@ -1,4 +1,4 @@
-"""What the watch and `return` run: real checks, from a folder that somebody else can write to."""
+"""Processes that the watch and `return` start: real checks, from a folder that other users can write to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = "import os, sys\nopen(os.environ['RAN'], 'a').write(__name__ + chr(10)
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with modules that are named as ours and as others'; the file they would write."""
+    """Fill the current folder with modules named like ours and others'; return the file that they write."""
     folder = tmp_path / "cwd"
     (folder / "provision").mkdir(parents=True)
     (folder / "provision" / "__init__.py").write_text("")
@@ -49,7 +49,7 @@ def test_the_folder_is_hostile(hostile: Path) -> None:
 
 
 def test_nothing_of_the_current_folder_is_imported(hostile: Path, tmp_path: Path) -> None:
-    """Nor does a node that does not answer, or an inventory that is gone, say anything of a spare."""
+    """Also, neither a node that does not answer nor a missing inventory counts against the spare."""
     path = tmp_path / "nodes.yml"
     path.write_text(
         "gpu_nodes: {hosts: {gpu-01: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_user: nobody}}}\n"
@@ -172,7 +172,7 @@ def test_a_watch_that_stops_ends_all_its_checks_and_begins_no_other(tmp_path: Pa
 def test_a_process_that_cannot_start_or_dies_says_nothing_of_the_spare(
     tmp_path: Path, program: list[str], why: str
 ) -> None:
-    """Without memory or files left here, each round of the watch ended in an error before its heartbeat."""
+    """Out of memory or file descriptors, each round of the watch used to fail before its heartbeat."""
     apart = Apart([word.format(folder=tmp_path) for word in program])
     checked = SpareChecks(Source(), 10, tmp_path, apart).verify("gpu-01")
     assert (checked.passed, checked.again, checked.elsewhere) == (False, True, False)
@@ -180,7 +180,7 @@ def test_a_process_that_cannot_start_or_dies_says_nothing_of_the_spare(
 
 
 def test_every_python_that_we_start_leaves_the_current_folder_out() -> None:
-    """`-m`, `-c` and `-` put it in front of all others: -P or -I must stand before them."""
+    """`-m`, `-c` and `-` put the current folder first on the module path, unless -P or -I precedes them."""
     wrong = []
     for path in sorted(paths.PACKAGE.rglob("*.py")):
         text = path.read_text("utf-8")

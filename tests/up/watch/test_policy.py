@@ -1,4 +1,4 @@
-"""The limits that an operator sets, and what is refused of them."""
+"""The limits that an operator sets, and the values that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded day, and what the watch would have done."""
+"""Replay of a recorded day: the decisions that the watch would have made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START = 1_800_000_000.0
 
 
 def day(*changes: tuple[float, str, dict[str, Any]]) -> list[Seen]:
-    """Everybody well at the start, and then these (minutes, node, how)."""
+    """Return a history in which all nodes start healthy, followed by these changes (minutes, node, state)."""
     rows = [seen(name, START) for name in fleet().nodes]
     return rows + [seen(node, START + minutes * 60, **how) for minutes, node, how in changes]
 
@@ -68,9 +68,9 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     rows = day((10, "gpu-06", LOST))
     text = "".join(json.dumps(row.row(row.since)) + "\n" for row in rows)
-    path.write_text(text + '{"at": 18000')  # the watch was killed
+    path.write_text(text + '{"at": 18000')  # the watch was killed while it wrote
     assert history([path]) == rows
-    # The next watch of an older gpuprov went on in the same line.
+    # A watch of an older gpuprov appended to the cut line.
     path.write_text(text + '{"at": 18000' + text)
     assert history([path]) == sorted([*rows, *rows[1:]], key=lambda one: one.since)
     path.write_text(text + "{}\n" + text)

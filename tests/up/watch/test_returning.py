@@ -1,4 +1,4 @@
-"""A repaired node comes back: every part passes, in order, once, and nobody else holds it."""
+"""The return of a repaired node: every part passes, in order and once, and nobody else holds the node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def scheduler(tmp_path: Path, store: Store) -> FileScheduler:
 
 
 def back(store: Store, scheduler: FileScheduler, codes: Sequence[int]) -> tuple[ExitCode, list[str]]:
-    """What it ended with, and the parts that ran."""
+    """Bring the node back with these exit codes of its parts; return the exit code and the parts that ran."""
     (incident,) = store.incidents()
     left, ran = list(codes), []
 
@@ -154,7 +154,7 @@ def test_the_watch_may_write_its_file_meanwhile(store: Store, scheduler: FileSch
 
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.REPAIR])
 def test_a_node_that_the_watch_still_works_on_is_refused(store: Store, step: Step) -> None:
-    """One that waits for a spare would become the spare that takes its place."""
+    """If it still waits for a spare, it would become its own replacement."""
     (incident,) = store.incidents()
     said = "still waits for a spare, so it cannot become one" if step is Step.CHOOSE else "has not finished"
     with pytest.raises(UsageError, match=said):

@@ -1,4 +1,4 @@
-"""What of a node's health result makes it a failed node, and in which words."""
+"""Health results that make a node a failed node, and the cause that is recorded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_silent_node_is_since_when_it_fell_silent() -> None:
 
 
 def test_a_silent_node_stays_silent_in_other_words() -> None:
-    """The wording of an error changes from try to try; that it is silent does not."""
+    """The wording of the error differs from try to try, but the node has been silent all along."""
     first = seen(judged("gpu-03", unreachable("no route to host")), NOW)
     later = seen(judged("gpu-03", unreachable("it closed the connection")), NOW + 60, first)
     assert later.since == NOW

@@ -1,4 +1,4 @@
-"""The watch at work over a scheduler in a file: health in, decisions, spares kept, people told."""
+"""The watch at work on a scheduler kept in a file: health results, decisions, spares, messages to people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.watching import FileScheduler, fleet
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Callable[[Policy], One]]:
-    """One with this policy."""
+    """Return a function that starts a watch with a policy."""
     with ExitStack() as stack:
 
         def begin(policy: Policy) -> One:
@@ -57,7 +57,7 @@ def test_spares_are_validated_each_once(one: One) -> None:
 
 
 def test_a_spare_in_service_without_an_incident_is_told_and_never_drained(one: One) -> None:
-    """It may have replaced a node for a watch whose state is lost: its jobs must not pay for that."""
+    """It may replace a node for a watch whose state is lost, and its jobs must not be killed for that."""
     one.pace(ask_all=0.0)
     one.scheduler.set("spare-2", reason="")
     one.until(lambda: validated(one) == {"spare-1"} and bool(one.told), "told")
@@ -74,7 +74,7 @@ def test_a_spare_in_service_without_an_incident_is_told_and_never_drained(one: O
 
 
 def test_another_state_folder_leaves_the_replacement_in_service(replaced: One, tmp_path: Path) -> None:
-    """As after a lost disk, under another HOME, or with a renamed inventory."""
+    """This happens after a lost disk, under another HOME, or with a renamed inventory."""
     replaced.watch.stop()
     other = One(tmp_path / "other", replaced.scheduler)
     with other.store.alone():
@@ -87,7 +87,7 @@ def test_another_state_folder_leaves_the_replacement_in_service(replaced: One, t
 
 
 def test_a_stepped_clock_makes_no_spare_of_a_node_in_service(replaced: One) -> None:
-    """gpu-07 returned while the clock was a minute ahead, and replaces spare-2 after it was set right."""
+    """gpu-07 returned while the clock was a minute ahead; it replaces spare-2 once the clock is correct."""
     (incident,) = replaced.store.incidents()
     number = replaced.store.next_number()
     back = replace(incident, returned=replaced.watch.now() + 60, returned_number=number)
@@ -144,7 +144,7 @@ def test_a_failure_goes_from_health_to_the_spare_and_the_history(one: One) -> No
 
 @pytest.fixture
 def replaced(one: One) -> One:
-    """spare-2 serves in the place of gpu-07; the scheduler is asked for all nodes in every round."""
+    """spare-2 replaces gpu-07; the scheduler is queried for all nodes in every round."""
     one.pace(ask_all=0.0)
     one.until(lambda: len(validated(one)) == 2, "validated")
     one.stream.next = healths(fleet(), ["gpu-07"])
@@ -158,7 +158,7 @@ def pools(one: One, node: str) -> list[str]:
 
 
 def test_a_spare_that_lost_its_partition_is_put_back(replaced: One) -> None:
-    """As after `scontrol reconfigure`: slurm.conf knows nothing of what scontrol changed."""
+    """`scontrol reconfigure` does this: changes made with scontrol are not in slurm.conf."""
     replaced.scheduler.set("spare-2", pools=[])
     replaced.until(lambda: pools(replaced, "spare-2") == ["gpu"], "put back")
     assert "spare-2 was in gpu no longer, and was put back: was slurm.conf read again?" in replaced.lines
@@ -209,7 +209,7 @@ def test_what_was_told_of_an_incident_is_over_when_its_node_has_returned(replace
 
 
 def test_what_cannot_be_remembered_is_not_done(one: One) -> None:
-    """No incident can be written: nothing is drained, people are told, and it goes on once there is room."""
+    """If no incident can be written, nothing is drained and people are told; work resumes once it can be."""
     folder = one.store.path / "incidents"
     folder.rmdir()
     folder.write_text("")
@@ -235,12 +235,12 @@ def test_a_full_disk_costs_records_before_decisions(one: One) -> None:
 
 
 def test_a_damaged_incident_stops_itself_alone(replaced: One) -> None:
-    """spare-2 serves for the incident that cannot be read now: it must not be drained as a waiting spare."""
+    """spare-2 serves for the unreadable incident, so it must not be drained like a waiting spare."""
     (incident,) = replaced.store.incidents()
     path = replaced.store.path / "incidents" / f"{incident.id}.json"
     whole = path.read_text()
     replaced.told.clear()
-    path.unlink()  # as a person's editor replaces it
+    path.unlink()  # as an editor replaces the file
     path.write_text("{")
     replaced.stream.next = healths(fleet(), ["gpu-01"])
     replaced.until(lambda: any(one.placed for one in replaced.store.incidents()), "the other one goes on")
@@ -270,7 +270,7 @@ def test_an_error_in_one_step_stops_one_incident(begun: Callable[[Policy], One])
     one = begun(Policy(share=100))
     one.pace(stuck=0.1)
     one.until(lambda: len(validated(one)) == 2, "validated")
-    pools = {"gpu-02": 7}  # a scheduler's answer of another type
+    pools = {"gpu-02": 7}  # a value of the wrong type in the scheduler's answer
 
     def join(node: str, like: str, wanted: Sequence[str]) -> str:
         return FileScheduler.join(one.scheduler, node, like, pools.get(like, wanted))  # type: ignore[arg-type]
@@ -303,7 +303,7 @@ def test_a_scheduler_that_raises_is_one_that_does_not_answer(one: One) -> None:
 
 
 def test_a_scheduler_that_is_gone_is_told_before_a_node_fails(one: One) -> None:
-    """A watch that could drain nothing is not at work; one question without an answer is a restart."""
+    """A watch that can drain nothing is held; one failed query may be a restart of the scheduler."""
     one.pace(beat=0.0, ask_all=-1.0)
     one.watch.round(0.01)
     one.scheduler.broken["look"] = dict.fromkeys(fleet().nodes, "slurmctld does not answer")
@@ -413,7 +413,7 @@ COUNTED = {
     "failed_rounds_total": "0",
     "spares": "1",
     "spares_ready": "1",
-    "stale_nodes": "1",  # gpu-07, in repair, may be switched off
+    "stale_nodes": "1",  # gpu-07 is in repair and may be switched off
 }
 
 
@@ -470,7 +470,7 @@ def test_nodes_without_a_scheduler_are_watched_and_never_drained(one: One) -> No
         unscheduled={"gpu-03", "spare-1"},
     )
     with one.scheduler.rows() as rows:
-        del rows["gpu-03"], rows["spare-1"]  # it must not even be asked of them
+        del rows["gpu-03"], rows["spare-1"]  # not even a query may name them
     one.stream.next = healths(fleet(), ["gpu-03"])
     one.until(lambda: bool(one.told), "told")
     assert one.told[0].kind == "held.unscheduled"
@@ -498,7 +498,7 @@ def test_a_rack_that_falls_silent_is_told_once_and_drained_never(one: One) -> No
 
 
 def test_nodes_that_a_person_drains_and_switches_off_at_once_stop_nothing(one: One) -> None:
-    """The scheduler's word of all nodes is half a minute old by then."""
+    """By then, the scheduler's state of all nodes is half a minute old."""
     one.until(lambda: len(validated(one)) == 2, "validated")
     off = [f"gpu-{number:02d}" for number in range(1, 4)]
     for name in off:
@@ -536,7 +536,7 @@ def test_many_that_fail_at_once_open_the_breaker_and_a_person_closes_it(one: One
     assert one.scheduler.breaker() == "6 of the 8 nodes of gpu have failed within an hour"
     assert not [line for line in one.scheduler.done() if line.startswith("drain gpu")]
     assert heartbeat.last(one.store.path)["held"] == ["breaker-open"]
-    one.stream.next = healths(fleet(), ["gpu-05"])  # the cause is mended, and gpu-05 is another matter
+    one.stream.next = healths(fleet(), ["gpu-05"])  # the cause is repaired; gpu-05 has another fault
     one.scheduler.close_breaker()
     one.until(lambda: message.id in one.over and bool(one.reason("gpu-05")), "gpu-05 is drained")
 
@@ -554,7 +554,7 @@ def test_a_breaker_that_a_nodes_own_program_has_opened_holds_the_watch(one: One)
 def test_an_incident_that_meets_an_open_breaker_waits_and_then_goes_on(one: One) -> None:
     one.pace(ask_all=1000.0)
     one.until(lambda: len(validated(one)) == 2, "validated")
-    one.scheduler.open_breaker("since a moment")  # the watch has not read it yet
+    one.scheduler.open_breaker("since a moment")  # the watch has not observed this yet
     one.stream.next = healths(fleet(), ["gpu-05"])
     one.until(lambda: bool(one.store.incidents()) and bool(one.store.incidents()[0].note), "waits")
     assert "gpu-05 is left in service: open: since a moment" in one.store.incidents()[0].note
@@ -597,7 +597,7 @@ def test_a_drain_that_was_counted_waits_for_a_breaker_that_opened_since(one: One
 
 
 def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(one: One) -> None:
-    """The permits hold what is left; else nobody could close it before the hour is over."""
+    """The permits limit further drains; otherwise nobody could close the breaker within the hour."""
     one.pace(ask_all=0.0)
     one.stream.next = healths(fleet(), MANY)
     one.until(lambda: bool(one.told), "told")
@@ -608,7 +608,7 @@ def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(o
 
 
 def test_a_node_drained_a_moment_ago_counts_for_its_partition(one: One) -> None:
-    """Between two questions about all nodes what the scheduler said of it must not be lost."""
+    """Its state must not be lost between two queries of all nodes."""
     one.pace(ask_all=1000.0)
     one.stream.next = healths(fleet(), ["gpu-01"])
     one.until(lambda: bool(one.reason("gpu-01")), "drained")

@@ -1,4 +1,4 @@
-"""What the watch made of each node."""
+"""The role that the watch has given each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of the watch, and the service that runs it."""
+"""The state that `watch state` prints, and the watch's systemd unit."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 
 def test_installing_needs_to_write_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no systemctl
+    monkeypatch.setenv("PATH", str(tmp_path))  # without systemctl
     monkeypatch.setenv("SUDO_USER", "ann")
     said = unit.install(fleet(), [], tmp_path / "gpuprov-watch.service")
     assert "systemd did not reload" in said
@@ -323,9 +323,9 @@ def test_installing_needs_to_write_the_unit(tmp_path: Path, monkeypatch: pytest.
 def test_a_proxy_with_a_password_is_in_no_unit(
     proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everyone may read a unit, and `systemctl show` has its environment."""
+    """Every user can read a unit and the environment that `systemctl show` prints."""
     place = tmp_path / "gpuprov-watch.service"
-    monkeypatch.setenv("PATH", str(tmp_path))  # no systemctl
+    monkeypatch.setenv("PATH", str(tmp_path))  # without systemctl
     monkeypatch.setenv("https_proxy", proxy)
     with pytest.raises(GpuprovError, match="https_proxy has a password") as refused:
         unit.install(fleet(), [], place)
@@ -341,7 +341,7 @@ def test_systemd_watches_the_watch() -> None:
     lines = unit.text(fleet(), [], "root").splitlines()
     (seconds,) = [line.removeprefix("WatchdogSec=") for line in lines if line.startswith("WatchdogSec=")]
     assert "Type=notify" in lines
-    # A scheduler that does not answer holds up one round by three questions, of a minute each.
+    # With a dead scheduler, a round is blocked by three queries of a minute each.
     assert int(seconds) > 3 * 60 + heartbeat.EVERY
 
 
@@ -352,7 +352,7 @@ def test_a_crash_of_the_watch_leaves_no_secret_on_the_disk() -> None:
 def test_under_a_umask_of_zero_nobody_else_may_change_the_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh interpreter, as a service manager without a UMask= starts it."""
+    """Run a fresh interpreter, as a service manager starts one without UMask=."""
     code = "import os, sys; os.umask(0); from provision.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [
         "drift",
@@ -404,7 +404,7 @@ def test_a_second_watch_of_the_same_nodes_is_refused_whatever_the_inventories_ar
         assert main(["watch", "state", "-i", "nodes.yml", "-i", "more.yml"]) == ExitCode.OK
         assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
         assert f"gpuprov return gpu-01 -i {folder}/nodes.yml -i {folder}/more.yml" in capsys.readouterr().err
-    # That watch has ended: its folder alone refuses nobody.
+    # Once that watch has ended, its folder alone blocks nothing.
     assert elsewhere(place_of(inventory.load(Path("nodes.yml"))), both) == ("", "")
 
 

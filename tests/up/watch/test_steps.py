@@ -1,4 +1,4 @@
-"""An incident, step by step, and whatever can come between two steps."""
+"""An incident step by step, and every event that can come between two steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = 1_800_000_000.0
 
 
 class World:
-    """A fleet of eight with two spares, of which gpu-03 has failed."""
+    """A fleet of eight nodes and two spares in which gpu-03 has failed."""
 
     def __init__(
         self, folder: Path, scheduler: type[FileScheduler] = FileScheduler, of: Fleet | None = None
@@ -58,14 +58,14 @@ class World:
         self.on_verify(spare)
         return self.answers.get(spare, Checked(True, run="a-run"))
 
-    def evidence(self, incident: Incident) -> str:  # noqa: ARG002 - as the protocol has it
+    def evidence(self, incident: Incident) -> str:  # noqa: ARG002 - the protocol requires it
         return ""
 
     def tell(self, message: Message) -> None:
         self.told.append(message)
 
     def go(self, most: int = 20) -> Incident:
-        """Until it is through, or cannot go on."""
+        """Advance the incident until it is closed or has to wait."""
         for _ in range(most):
             if not self.incident.is_open:
                 break
@@ -77,7 +77,7 @@ class World:
         return self.incident
 
     def takes(self, spare: str, reason: str) -> Callable[[str], None]:
-        """While this spare is checked, somebody takes it with this reason."""
+        """Return a callback under which `spare` is drained with this reason while it is checked."""
 
         def take(checked: str) -> None:
             if checked == spare:
@@ -156,7 +156,7 @@ def test_nothing_is_done_where_the_node_recovered_before_it_was_drained(world: W
 
 
 def test_a_spare_that_an_earlier_watch_has_just_resumed_is_not_replaced_by_another(world: World) -> None:
-    """Its last step came to its end while this watch took over."""
+    """The earlier watch completed its last step while this watch took over."""
     world.go(3)
     incident = world.incident = moved(world.on_disk(), Step.VERIFY, spare="spare-1")
     assert world.lease.note(incident) == ""
@@ -230,7 +230,7 @@ def test_a_check_that_says_nothing_of_the_spare_is_made_again(world: World) -> N
 
 
 def test_a_short_wait_does_not_read_as_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run holds a spare for a moment; Slurm takes seconds until a resumed spare takes jobs."""
+    """Another run may hold a spare briefly, and Slurm takes seconds until a resumed spare accepts jobs."""
     monkeypatch.setattr(world.scheduler, "resume", lambda _nodes: {})
     world.answers["spare-1"] = Checked(False, "locked by another run", again=True)
     assert world.go().note == "waiting to check spare-1: locked by another run"
@@ -249,7 +249,7 @@ BLIP = Checked(False, "spare-1 does not answer", "a-run", again=True, elsewhere=
 
 
 def test_a_blip_of_the_network_costs_no_spare(world: World) -> None:
-    """No check of a spare comes through: none of them is lost, and each is tried again once it does."""
+    """While no spare can be checked, none counts as failed; each is checked again after the outage."""
     world.answers = dict.fromkeys(("spare-1", "spare-2"), BLIP)
     assert world.go().step is Step.CHOOSE
     assert list(world.steps.aside) == ["spare-1", "spare-2"]
@@ -274,7 +274,7 @@ def test_a_node_that_waits_long_for_spares_that_cannot_be_checked_is_reported(wo
 
 
 def test_a_spare_whose_check_cannot_start_is_left_for_another(world: World) -> None:
-    """A vault file that is gone, a full disk, the lock of another run: not for this spare alone, perhaps."""
+    """A missing vault file, a full disk or another run's lock may affect only this spare."""
     world.answers["spare-1"] = Checked(False, "vault.txt: No such file", again=True)
     tries = 0
     while world.go().step is not Step.REPAIR:
@@ -359,11 +359,11 @@ def test_a_spare_that_takes_no_jobs_after_all_is_drained_again(world: World) -> 
 
 
 def test_every_step_can_be_done_twice(world: World) -> None:
-    """Killed after a step was done, and before that was written."""
+    """The watch was killed after a step was done and before that was written."""
     for step in (Step.DRAIN, Step.CHOOSE, Step.VERIFY, Step.PLACE, Step.EVIDENCE):
         assert world.incident.step is step
         world.steps.advance(world.incident)
-        world.store.write(world.incident)  # as it was before
+        world.store.write(world.incident)  # the incident as before the step
         world.incident, _ = world.steps.advance(world.incident)
     assert (world.incident.step, world.incident.spare) == (Step.REPAIR, "spare-1")
     assert world.scheduler.done() == ["drain gpu-03", "mark spare-1", "join spare-1 gpu", "resume spare-1"]
@@ -394,7 +394,7 @@ def test_a_spare_that_failed_is_marked_or_told_of(
 def test_an_incident_that_is_not_of_the_last_minute_waits_for_a_health_result(
     tmp_path: Path, seconds: float, waits: bool
 ) -> None:
-    """A clock that was set back must not make an old incident a new one: its node may have recovered."""
+    """If the clock was set back, an old incident looks new, but its node may have recovered since."""
     world = World(tmp_path)
     del world.seen["gpu-03"]
     world.at = NOW + seconds

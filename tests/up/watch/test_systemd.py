@@ -1,4 +1,4 @@
-"""What systemd is told, over a socket such as its own."""
+"""Notifications to systemd, over a socket like its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provision.up.watch import systemd
 
 @pytest.fixture(params=["a file", "no file"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
-    """The other end, as the variable names it: a path, or a name that begins with "@"."""
+    """Yield systemd's end of the socket; NOTIFY_SOCKET is a path or a name that begins with "@"."""
     place = str(tmp_path / "notify") if request.param == "a file" else f"@gpuprov-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made, pytest.MonkeyPatch.context() as patch:
         made.bind(place.replace("@", "\0", 1) if place.startswith("@") else place)
@@ -32,7 +32,7 @@ def test_lines_arrive_and_no_program_below_takes_part(manager: socket.socket) ->
 
 def test_a_manager_that_does_not_read_or_is_gone_stops_nothing(manager: socket.socket) -> None:
     tell = systemd.teller()
-    for _ in range(2000):  # more than a socket holds
+    for _ in range(2000):  # more than the socket's buffer holds
         tell("WATCHDOG=1")
     manager.close()
     tell("WATCHDOG=1")

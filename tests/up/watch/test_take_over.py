@@ -1,4 +1,4 @@
-"""Taking a watch over: from its folder, or from what the scheduler keeps; after a kill at any moment."""
+"""Taking a watch over, from its folder or from the scheduler's data, after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS = "gpu3 has fallen off the bus (Xid 79)"
 
 
 def words(**nodes: tuple[str, str]) -> dict[str, Scheduled]:
-    """Each node's word: its reason, and what its lease has of replacements."""
+    """Return each node's scheduler state: node → its reason, and the replacement noted in its lease."""
     found = {}
     for name in fleet().nodes:
         why, placed = nodes.get(name.replace("-", "_"), ("", ""))
@@ -66,7 +66,7 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.VERIFY, "spare-1")},
             {"gpu-03": "repair"},
         ),
-        (  # killed between the note and the resume
+        (  # killed between the note in the lease and the resume
             {
                 "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
                 "spare_1": (f"{PREFIX}{I1} takes the place of gpu-03 [root@2027]", f"{I1} gpu-03 spare-1"),
@@ -74,7 +74,7 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.VERIFY, "spare-1")},
             {"gpu-03": "repair"},
         ),
-        (  # it did not come into service: another one is chosen
+        (  # it could not be put into service, so another one is chosen
             {
                 "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
                 "spare_1": (f"{PREFIX}{I1} could not be put into service", f"{I1} gpu-03 spare-1"),
@@ -87,7 +87,7 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.REPAIR, "spare-1")},
             {"gpu-03": "repair", "spare-1": "service"},
         ),
-        (  # the replacement has failed in its turn, and waits for another
+        (  # the replacement has failed as well, and waits for another
             {
                 "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
                 "spare_1": (f"{PREFIX}{I2} {WORDS}", f"{I1} gpu-03 spare-1"),
@@ -104,7 +104,7 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.REPAIR, "spare-2")},
             {"gpu-03": "repair", "spare-1": "repair", "spare-2": "service"},
         ),
-        (  # the same, by a clock that went back in between
+        (  # the same, with a clock that went back in between
             {
                 "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
                 "spare_1": (f"{PREFIX}{I0} {WORDS}", f"{I1} gpu-03 spare-1"),
@@ -112,7 +112,7 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.CHOOSE, "")},
             {"gpu-03": "repair", "spare-1": "repair"},
         ),
-        (  # gpu-03 was repaired, and took the place of gpu-02 by a clock that went back; that waits now
+        (  # gpu-03, repaired, replaced gpu-02 after the clock went back; gpu-02 is a spare now
             {
                 "gpu_02": (WAITS[0], "spare"),
                 "gpu_03": ("", f"{I0} gpu-02 gpu-03"),
@@ -121,27 +121,27 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-02": (Step.REPAIR, "gpu-03"), "gpu-03": (Step.REPAIR, "spare-1")},
             {"gpu-02": "spare", "gpu-03": "service", "spare-1": "service"},
         ),
-        (  # a spare failed while it waited: nobody takes its place
+        (  # a spare failed while it waited, and needs no replacement
             {"spare_1": (f"{PREFIX}{I2} {WORDS}", ""), "spare_2": WAITS},
             {"spare-1": (Step.REPAIR, "")},
             {"spare-1": "repair"},
         ),
-        (  # the failed node is repaired, and a spare; its replacement serves
+        (  # the failed node is repaired and a spare; its replacement serves
             {"gpu_03": (WAITS[0], "spare"), "spare_1": ("", f"{I1} gpu-03 spare-1")},
             {"gpu-03": (Step.REPAIR, "spare-1")},
             {"gpu-03": "spare", "spare-1": "service"},
         ),
-        (  # the same, and nobody is known to have replaced it
+        (  # the same, but no replacement is recorded
             {"gpu_03": (WAITS[0], "spare"), "spare_1": WAITS, "spare_2": WAITS},
             {"gpu-03": (Step.REPAIR, "")},
             {"gpu-03": "spare"},
         ),
-        (  # the replacement was repaired, and waits again; the failed node is still in repair
+        (  # the replacement is repaired and waits again; the failed node is still in repair
             {"gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"), "spare_1": (WAITS[0], "spare")},
             {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.REPAIR, "")},
             {"gpu-03": "repair", "spare-1": "spare"},
         ),
-        (  # the same, and the replacement is checked once more for the place of gpu-02
+        (  # the same, and the replacement is being checked as one for gpu-02
             {
                 "gpu_02": (f"{PREFIX}{I0} {WORDS}", ""),
                 "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
@@ -154,12 +154,12 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             },
             {"gpu-02": "repair", "gpu-03": "repair", "spare-1": "spare"},
         ),
-        (  # who put spare-1 into service is not known: it may be for gpu-03
+        (  # the lease of spare-1 records no incident, so it may serve for gpu-03
             {"gpu_03": (DRAINED, ""), "spare_1": ("", ""), "spare_2": WAITS},
             {"gpu-03": (Step.REPAIR, "")},
             {"gpu-03": "repair"},
         ),
-        (  # drains of others, of `up` and of the node itself are no incidents
+        (  # drains by others, by `up` and by the node itself are no incidents
             {
                 "gpu_01": ("fan [ann@2027]", ""),
                 "gpu_02": (f"{PREFIX}up 20270115T070000Z-up-abc", ""),
@@ -182,7 +182,7 @@ def test_incidents_are_rebuilt(
     role = roles(fleet(), numbered(found, itertools.count(1).__next__))
     usual = {name: Role.SPARE if name.startswith("spare") else Role.SERVICE for name in role}
     assert role == {**usual, **{name: Role(word) for name, word in differs.items()}}
-    # Whatever is done next, no drained node of an incident is a spare, and nothing in service is chosen.
+    # In the next decision no drained node of an incident is a spare, and no node in service is chosen.
     view = View(
         NOW,
         fleet(),
@@ -213,7 +213,7 @@ def test_what_is_in_doubt_is_told() -> None:
 
 
 def test_a_drain_that_nobody_knows_of_is_told() -> None:
-    """The earlier watch did it in the moment of the take-over."""
+    """The earlier watch drained it at the very moment of the take-over."""
     known = words(
         gpu_03=(DRAINED, ""), spare_1=(f"{PREFIX}{I2} takes the place of gpu-03", ""), spare_2=WAITS
     )
@@ -233,7 +233,7 @@ def test_no_name_of_a_file_comes_from_the_scheduler() -> None:
     assert found == []
 
 
-# The command.
+# The `take-over` command.
 
 
 def lent(scheduler: FileScheduler, at: str, holder: str = "old") -> None:
@@ -269,7 +269,7 @@ def test_all_leases_are_taken_and_counted(tmp_path: Path, slurm: FileScheduler) 
 def test_a_fleet_that_nobody_has_is_not_taken_over(tmp_path: Path, slurm: FileScheduler) -> None:
     with pytest.raises(UsageError, match="no other watch has these nodes"):
         taken(tmp_path / "new", slurm)
-    # But one whose leases were lost, by who followed them.
+    # If the leases were lost, the watch that followed them may take over.
     Holding(Store(tmp_path / "new"), slurm).save(follows="ctl-1:/home/ann")
     store, _ = taken(tmp_path / "new", slurm)
     assert store.lease()["follows"] == ""
@@ -290,11 +290,11 @@ def test_without_the_scheduler_nothing_is_begun(
     with pytest.raises(GpuprovError, match=why):
         taken(tmp_path / "new", slurm)
     slurm.broken = {}
-    taken(tmp_path / "new", slurm)  # again, where it was half done
+    taken(tmp_path / "new", slurm)  # repeated after it was half done
 
 
 def old_folder(tmp_path: Path, slurm: FileScheduler) -> tuple[Store, Incident]:
-    """A watch that is gone: it drained gpu-03, which nobody has replaced yet."""
+    """Create the folder of a dead watch that drained gpu-03, which has no replacement yet."""
     old = Store(tmp_path / "old")
     with old.alone():
         Holding(old, slurm).save(holder="old")
@@ -319,7 +319,7 @@ def test_the_folder_of_the_earlier_watch_is_read(tmp_path: Path, slurm: FileSche
 
 
 def test_what_this_folder_knows_of_nodes_that_it_has_stays(tmp_path: Path, slurm: FileScheduler) -> None:
-    """It had gpu-01 to gpu-04, and gets the others from another watch."""
+    """The folder has gpu-01 to gpu-04, and takes the others over from another watch."""
     mine, some = Store(tmp_path / "new"), [f"gpu-0{number}" for number in range(1, 5)]
     own = moved(new("gpu-02", NOW, WORDS, number=1, serial="4711"), Step.REPAIR)
     mine.write(own)
@@ -348,8 +348,8 @@ def test_a_folder_in_use_or_of_another_fleet_is_refused(tmp_path: Path, slurm: F
 
 
 def test_kills_at_random_moments_and_another_machine_takes_over(tmp_path: Path) -> None:
-    """One drain, one replacement, and a spare that waits, whatever the watch was at when it was killed."""
-    drawn = random.Random(seed.SEED)  # noqa: S311 - moments, no secrets
+    """Exactly one drain, one replacement and one waiting spare remain, at whatever moment the kill came."""
+    drawn = random.Random(seed.SEED)  # noqa: S311 - random moments, not secrets
     scheduler = prepared(tmp_path / "whole")
     began = time.monotonic()
     assert ended(started(tmp_path / "whole")) == 0
@@ -376,7 +376,7 @@ def test_kills_at_random_moments_and_another_machine_takes_over(tmp_path: Path) 
 
 
 def moved_on(folder: Path, scheduler: FileScheduler) -> None:
-    """Another folder takes over, if anybody had the leases, and its watch goes on to the end."""
+    """Take over in another folder if there are leases, and run its watch until the node is replaced."""
     store = Store(folder / "watch")
     if any(scheduler.leases().values()):
         taken(folder / "watch", scheduler)
@@ -400,7 +400,7 @@ def replaced(store: Store) -> Any:
 def test_the_command_and_what_state_prints(
     tmp_path: Path, slurm: FileScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another user's watch has the nodes; `hooks` has none that a watch may drain."""
+    """Another user's watch has the nodes; cpu-01 has no scheduler, so no watch can drain it."""
     hosts: dict[str, Any] = {name: {} for name in fleet().nodes}
     hosts["cpu-01"] = {"gpuprov_scheduler": "none"}
     groups: dict[str, Any] = {"gpuprov_spares": {"hosts": {"spare-1": {}, "spare-2": {}}}}

@@ -1,4 +1,4 @@
-"""Telling people: over real HTTP, until everybody has it, without an address on disk."""
+"""Messages to people, over real HTTP: retried until every receiver has them, with no address on disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_webhook_gets_the_message(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_no_message_back(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "outbox").write_text("")  # no file can be made below it
+    (tmp_path / "outbox").write_text("")  # a file, so that nothing can be created below it
     (tmp_path / "alerts").write_text("")
     server.answers = [503, 200, 200]
     lines: list[str] = []

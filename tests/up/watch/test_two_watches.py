@@ -1,4 +1,4 @@
-"""Two watches of one fleet on two machines, which share nothing but the scheduler, see one fault at once."""
+"""Two watches of one fleet, on two machines that share only the scheduler, observe one fault at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.watching import FileScheduler, fleet
 
 
 class RacingScheduler(FileScheduler):
-    """As Slurm: a change has no condition, so between a look and the update of one watch another may come;
-    the last one is kept, and each reads back what it wrote."""
+    """A scheduler that, like Slurm, has no conditional update: another watch may write between a query and the
+    update that follows it. The last write wins, and each watch reads back what it wrote."""
 
     settle = 0.4
 
@@ -48,7 +48,7 @@ class RacingScheduler(FileScheduler):
         return {name: now[name].reason for name, why in todo.items() if now[name].reason != f"{PREFIX}{why}"}
 
     def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
-        """Some nodes after the others, as long host lists are written in portions."""
+        """Write the leases one node at a time, as long host lists are written in portions."""
         seen = self.leases()
         for name in sorted(leases):
             time.sleep(self._pause() / 4)
@@ -66,7 +66,7 @@ class RacingScheduler(FileScheduler):
 
 
 class Other:
-    """What a watch reads and runs: one failed node at first, checks that pass after a moment."""
+    """The inputs of a watch: at first one failed node, and checks that pass after a moment."""
 
     def __init__(self) -> None:
         self.told: list[Message] = []
@@ -79,7 +79,7 @@ class Other:
         return found
 
     def verify(self, spare: str) -> Checked:
-        time.sleep(0.1)  # a quick stage takes far longer than a change in Slurm
+        time.sleep(0.1)  # a quick stage takes far longer than an update in Slurm
         return Checked(True, run=f"run-of-{spare}")
 
     def evidence(self, incident: Incident) -> str:
@@ -96,7 +96,7 @@ class Other:
 @pytest.mark.parametrize("apart", [0.0, 0.01, 0.05, 0.3])
 @pytest.mark.parametrize("slow", [True, False], ids=["the second writes late", "at random"])
 def test_one_node_is_drained_and_one_spare_takes_its_place(tmp_path: Path, apart: float, slow: bool) -> None:
-    drawn = random.Random(seed.SEED)  # noqa: S311 - moments, no secrets
+    drawn = random.Random(seed.SEED)  # noqa: S311 - random moments, not secrets
     scheduler = FileScheduler(tmp_path / "slurm.json")
     scheduler.begin(fleet())
 
@@ -129,7 +129,7 @@ def test_one_node_is_drained_and_one_spare_takes_its_place(tmp_path: Path, apart
             while not (settled := _settled(stores)) and time.monotonic() < end:
                 time.sleep(0.05)
             assert settled
-            time.sleep(0.3)  # nothing more is done then
+            time.sleep(0.3)  # nothing more must happen in this time
         finally:
             ended.set()
             for thread in threads:
@@ -157,7 +157,7 @@ def _followers(stores: Sequence[Store]) -> set[str]:
 
 
 def _settled(stores: Sequence[Store]) -> bool:
-    """Whether the fault is over for each watch that opened an incident, and for one of them by a spare."""
+    """Return True once no incident is open and one of them has its spare in place."""
     incidents = [one for store in stores for one in store.incidents()]
     return any(one.placed for one in incidents) and not any(one.is_open for one in incidents)
 
