@@ -107,7 +107,7 @@ def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: St
     controller = lab.node(SERVICE[0])
     times: list[float] = []
     for trial in range(TRIALS):
-        # Never break the node of Slurm's controller; the loss of the controller has a test of its own.
+        # Never break the node of Slurm's controller; another test covers its loss.
         name = next(name for name in in_service(slurm)[trial % 3 :] if name != SERVICE[0])
         node, before = lab.node(name), len(store.incidents())
         controller.as_root(f"sbatch --output=/dev/null --nodelist={name} --wrap 'sleep 900'")

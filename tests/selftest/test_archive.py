@@ -1,4 +1,4 @@
-"""The archive of a selftest: its content, and what it omits when it is to be given away."""
+"""The archive of a selftest: its content, and what it leaves out when identifiers are masked."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def gone(other: Foreign) -> bool:
 
 
 def refused(other: contextlib.AbstractContextManager[Foreign], match: str) -> ForeignError:
-    """Assert that the check is not run beside `other`, and return the error."""
+    """Assert that the check refuses to run next to `other`, and return the error."""
     with pytest.raises(ForeignError, match=match) as error, other:
         pytest.fail("the check ran")
     return error.value

@@ -18,7 +18,7 @@ from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
 
 
 def bench(*findings: Finding, burn: str = "/bin/true") -> Any:
-    """Return a bench whose checks return these findings."""
+    """Return a bench on which every check yields these findings."""
     verdict = findings[0].verdict if findings else Verdict.PASS
     found = CheckResult("gpu_inventory", verdict, findings, (), 1.0)
     made = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The course of a selftest on a machine whose tools are scripts written by the tests."""
+"""A whole selftest on a machine whose tools are scripts written by the tests."""
 
 from __future__ import annotations
 

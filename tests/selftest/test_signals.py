@@ -1,4 +1,4 @@
-"""Signals that end a selftest, and those that do not."""
+"""Signals that end a selftest, and signals that do not."""
 
 from __future__ import annotations
 

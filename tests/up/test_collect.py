@@ -48,7 +48,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 def killed(
     standing: StandIn, said: bytes = ENDED, *, named: bool = True, what: str = "up.yml", seconds: float = 60
 ) -> tuple[RunFolder, register.Record]:
-    """Create a run whose controller was killed while rack-1 worked for it."""
+    """Create a run whose controller was killed while worker rack-1 was running its playbook."""
     run = RunFolder.create("up", {})
     standing.add("rack-1", said=Script(said))
     book = register.Register(run.path)

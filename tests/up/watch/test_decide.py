@@ -28,7 +28,7 @@ def word(name: str, of: Fleet, **how: Any) -> Scheduled:
 
 
 def view(bad: dict[str, dict[str, Any]], of: Fleet | None = None, **more: Any) -> View:
-    """View a fleet at NOW that is healthy except `bad` (node → its state); spares were validated an hour ago."""
+    """View a fleet at NOW that is healthy except `bad` (node → its state); spares passed an hour ago."""
     of = of or fleet()
     found = {name: seen(name, NOW - 1, **bad.get(name, {})) for name in of.nodes}
     words = {name: word(name, of) for name in of.nodes}
@@ -409,7 +409,7 @@ def test_people_are_told_once_and_again_when_it_grows_or_lasts() -> None:
 
     assert [told(3, 0), told(4, 1), told(5, 2), told(6, 3), told(7, 4)] == [True, False, False, True, False]
     assert [told(7, 62), told(7, 63)] == [False, True]
-    # If the condition comes and goes, people are told at most once an hour.
+    # When the condition comes and goes, people are notified at most once an hour.
     for minutes in range(64, 121, 2):
         assert telling.news([], NOW + minutes * 60) == []
         assert not told(3, minutes + 1), minutes

@@ -76,7 +76,7 @@ def test_the_first_takes_all_and_the_second_follows_for_good(tmp_path: Path) -> 
     assert two.news()[0][1].startswith(f"gpu-[01-08], spare-[1-2]: watched by {one.at}. This watch follows")
     again = Holding(Store(tmp_path / "one"), slurm)
     assert kept(again, slurm) == list(fleet().nodes), "its folder has its name"
-    # `slurmctld -c` deletes all leases. A follower does not know what was done under them, so it takes none.
+    # `slurmctld -c` deletes all leases. A follower takes none: it does not know the work done under them.
     slurm.path.with_suffix(".leases").unlink()
     assert kept(Holding(Store(tmp_path / "two"), slurm), slurm) == []
     assert kept(one, slurm) == list(fleet().nodes)

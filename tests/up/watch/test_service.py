@@ -57,7 +57,7 @@ def test_spares_are_validated_each_once(one: One) -> None:
 
 
 def test_a_spare_in_service_without_an_incident_is_told_and_never_drained(one: One) -> None:
-    """It may replace a node for a watch whose state is lost, and its jobs must not be killed for that."""
+    """The spare may replace a node for a watch whose state is lost, so its jobs must keep running."""
     one.pace(ask_all=0.0)
     one.scheduler.set("spare-2", reason="")
     one.until(lambda: validated(one) == {"spare-1"} and bool(one.told), "told")
@@ -209,7 +209,7 @@ def test_what_was_told_of_an_incident_is_over_when_its_node_has_returned(replace
 
 
 def test_what_cannot_be_remembered_is_not_done(one: One) -> None:
-    """If no incident can be written, nothing is drained and people are told; work resumes once it can be."""
+    """If an incident cannot be written, its node is not drained and people are notified."""
     folder = one.store.path / "incidents"
     folder.rmdir()
     folder.write_text("")
@@ -597,7 +597,7 @@ def test_a_drain_that_was_counted_waits_for_a_breaker_that_opened_since(one: One
 
 
 def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(one: One) -> None:
-    """The permits limit further drains; otherwise nobody could close the breaker within the hour."""
+    """The permits already limit further drains; without this rule, the breaker would reopen for an hour."""
     one.pace(ask_all=0.0)
     one.stream.next = healths(fleet(), MANY)
     one.until(lambda: bool(one.told), "told")

@@ -74,7 +74,7 @@ DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
             {"gpu-03": (Step.VERIFY, "spare-1")},
             {"gpu-03": "repair"},
         ),
-        (  # it could not be put into service, so another one is chosen
+        (  # it could not be put into service, so another spare is selected
             {
                 "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
                 "spare_1": (f"{PREFIX}{I1} could not be put into service", f"{I1} gpu-03 spare-1"),
@@ -182,7 +182,7 @@ def test_incidents_are_rebuilt(
     role = roles(fleet(), numbered(found, itertools.count(1).__next__))
     usual = {name: Role.SPARE if name.startswith("spare") else Role.SERVICE for name in role}
     assert role == {**usual, **{name: Role(word) for name, word in differs.items()}}
-    # In the next decision no drained node of an incident is a spare, and no node in service is chosen.
+    # In the next decision no drained node of an incident is a spare, and no node in service is selected.
     view = View(
         NOW,
         fleet(),

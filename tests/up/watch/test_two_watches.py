@@ -27,8 +27,8 @@ from tests.support.watching import FileScheduler, fleet
 
 
 class RacingScheduler(FileScheduler):
-    """A scheduler that, like Slurm, has no conditional update: another watch may write between a query and the
-    update that follows it. The last write wins, and each watch reads back what it wrote."""
+    """A scheduler that, like Slurm, has no conditional update: another watch may write between a query and
+    the update that follows it. The last write wins, and each watch reads back what it wrote."""
 
     settle = 0.4
 
