@@ -209,7 +209,7 @@ def test_what_was_told_of_an_incident_is_over_when_its_node_has_returned(replace
 
 
 def test_what_cannot_be_remembered_is_not_done(one: One) -> None:
-    """If an incident cannot be written, its node is not drained and people are notified."""
+    """If an incident cannot be written, people are notified; its node is drained once it can be."""
     folder = one.store.path / "incidents"
     folder.rmdir()
     folder.write_text("")
@@ -597,7 +597,7 @@ def test_a_drain_that_was_counted_waits_for_a_breaker_that_opened_since(one: One
 
 
 def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(one: One) -> None:
-    """The permits already limit further drains; without this rule, the breaker would reopen for an hour."""
+    """Permits limit the remaining drains; if old failures counted, the breaker could not be closed for an hour."""
     one.pace(ask_all=0.0)
     one.stream.next = healths(fleet(), MANY)
     one.until(lambda: bool(one.told), "told")
