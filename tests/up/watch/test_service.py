@@ -597,7 +597,7 @@ def test_a_drain_that_was_counted_waits_for_a_breaker_that_opened_since(one: One
 
 
 def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(one: One) -> None:
-    """Permits limit the remaining drains; if old failures counted, the breaker could not be closed for an hour."""
+    """Permits limit the remaining drains; if old failures counted, nobody could close it for an hour."""
     one.pace(ask_all=0.0)
     one.stream.next = healths(fleet(), MANY)
     one.until(lambda: bool(one.told), "told")
