@@ -278,7 +278,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """Return the link targets of a document: its headings as GitHub's anchors."""
+    """Return the link targets of a document: its headings as GitHub turns them into anchors."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -109,7 +109,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
 
 @dataclass
 class Bench:
-    """Judge as the check would: report a setting that differs from its declaration. `during` runs first."""
+    """A bench that judges as the check would: a setting must be as declared. `during` runs first."""
 
     smi: Smi
     during: Callable[[], None] = lambda: None
@@ -338,7 +338,7 @@ def test_no_clock_is_locked_that_could_not_be_seen_to_slow_the_gpu(smi: Smi) -> 
 
 @pytest.fixture
 def soon() -> Iterator[Callable[[float], None]]:
-    """Yield a function that sends SIGINT to this process after so many seconds."""
+    """Yield a function that sends SIGINT to this process after a delay in seconds."""
     timers: list[threading.Timer] = []
 
     def send(seconds: float) -> None:

@@ -29,7 +29,7 @@ Make = Callable[[str, str], Tool]
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Install a gpu_burn that runs these lines, and an nvidia-smi that prints `printed` for each query."""
+    """Return a function that installs a gpu_burn of these lines and an nvidia-smi that prints `printed`."""
 
     def make(lines: str, printed: str = "4242") -> Tool:
         for name, text in (("gpu_burn", lines), ("nvidia-smi", f"echo '{printed}'")):

@@ -389,7 +389,7 @@ def test_a_fault_on_one_gpu_does_not_prove_another(course: Course) -> None:
 
 
 def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(course: Course) -> None:
-    """A condition that must show in a burn proves nothing on such a GPU."""
+    """A condition that must show in a burn proves nothing on a GPU that already has a burn finding."""
     benches: list[measure.Bench] = []
 
     class Slow(measure.Bench):

@@ -239,7 +239,7 @@ def test_what_nobody_resumed_is_removed_once_its_time_is_up(standing: StandIn) -
 def test_the_locks_of_a_killed_run_end_where_its_units_had_finished(
     standing: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise they would keep other runs out for half an hour."""
+    """The locks would otherwise keep other runs out for half an hour."""
     run, _ = killed(standing)
     locks = NodeLocks(
         {name: {"run": run.id, "node": name, "who": "x", "since": "y", "verb": "up"} for name in HOSTS}

@@ -124,7 +124,7 @@ def test_the_gate_runs_and_a_node_that_fails_it_stays_drained_through_resume(sit
 
 
 class Killed(BaseException):
-    """Ends the run at once; nothing more is written."""
+    """The end of the run at once, with nothing more written."""
 
 
 @pytest.mark.parametrize("how", ["interrupt", "bug", "named error", "kill"])

@@ -188,7 +188,7 @@ def open_folder(path: Path) -> Path:
 
 
 def linked(path: Path) -> Path:
-    """Create a link in a folder that is writable for everyone, to a program that only we may change."""
+    """Create a link in a world-writable folder, to a program that only we may change."""
     link = open_folder(path) / "link"
     link.symlink_to(program(path.with_name("real"), ""))
     return link

@@ -33,7 +33,7 @@ from tests.support.up import SECRET
 
 @dataclass
 class Ansible:
-    """Record the playbook, hosts and other arguments of each run of Ansible. Every run succeeds."""
+    """Ansible that records the playbook, hosts and other arguments of each run. Every run succeeds."""
 
     runs: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = field(default_factory=list)
     on_play: Callable[[], object] = lambda: None

@@ -500,7 +500,7 @@ sys.exit(3 if pathlib.Path({log!r} + "." + os.environ["GPUPROV_HOOK"] + "." + sy
 
 @pytest.fixture
 def hook(world: World, tmp_path: Path) -> Path:
-    """Declare one hook for drain and undrain: it logs its calls, and fails where a file requests it."""
+    """Declare one hook for drain and undrain: it logs its calls, and fails if a file requests it."""
     log, program = tmp_path / "log", tmp_path / "hook"
     program.write_text(HOOK.format(python=sys.executable, log=str(log), secret=SECRET))
     program.chmod(0o755)

@@ -28,7 +28,7 @@ def word(name: str, of: Fleet, **how: Any) -> Scheduled:
 
 
 def view(bad: dict[str, dict[str, Any]], of: Fleet | None = None, **more: Any) -> View:
-    """View a fleet at NOW that is healthy except `bad` (node → its state); spares passed an hour ago."""
+    """Return the view at NOW of a fleet, healthy except `bad` (node → its state); spares passed an hour ago."""
     of = of or fleet()
     found = {name: seen(name, NOW - 1, **bad.get(name, {})) for name in of.nodes}
     words = {name: word(name, of) for name in of.nodes}
@@ -50,7 +50,7 @@ def told(view: View, name: str, **how: Any) -> View:
 
 
 def past(node: str, hours: float, **how: Any) -> Incident:
-    """Create an incident that was opened so many hours ago and waits for repair."""
+    """Create an incident that was opened `hours` ago and waits for repair."""
     one = new(node, NOW - hours * HOUR, "Xid 79")
     return replace(moved(one, Step.REPAIR, drained=one.opened), **how)
 

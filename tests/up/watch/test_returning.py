@@ -154,7 +154,7 @@ def test_the_watch_may_write_its_file_meanwhile(store: Store, scheduler: FileSch
 
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.REPAIR])
 def test_a_node_that_the_watch_still_works_on_is_refused(store: Store, step: Step) -> None:
-    """If it still waits for a spare, it would become its own replacement."""
+    """A node that still waits for a spare would become its own replacement."""
     (incident,) = store.incidents()
     said = "still waits for a spare, so it cannot become one" if step is Step.CHOOSE else "has not finished"
     with pytest.raises(UsageError, match=said):

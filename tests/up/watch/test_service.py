@@ -74,7 +74,7 @@ def test_a_spare_in_service_without_an_incident_is_told_and_never_drained(one: O
 
 
 def test_another_state_folder_leaves_the_replacement_in_service(replaced: One, tmp_path: Path) -> None:
-    """This happens after a lost disk, under another HOME, or with a renamed inventory."""
+    """Another state folder is used after a disk is lost, under another HOME, or with a renamed inventory."""
     replaced.watch.stop()
     other = One(tmp_path / "other", replaced.scheduler)
     with other.store.alone():
@@ -158,7 +158,7 @@ def pools(one: One, node: str) -> list[str]:
 
 
 def test_a_spare_that_lost_its_partition_is_put_back(replaced: One) -> None:
-    """`scontrol reconfigure` does this: changes made with scontrol are not in slurm.conf."""
+    """`scontrol reconfigure` discards partitions that were set with scontrol and are not in slurm.conf."""
     replaced.scheduler.set("spare-2", pools=[])
     replaced.until(lambda: pools(replaced, "spare-2") == ["gpu"], "put back")
     assert "spare-2 was in gpu no longer, and was put back: was slurm.conf read again?" in replaced.lines
@@ -209,7 +209,7 @@ def test_what_was_told_of_an_incident_is_over_when_its_node_has_returned(replace
 
 
 def test_what_cannot_be_remembered_is_not_done(one: One) -> None:
-    """If an incident cannot be written, people are notified; its node is drained once it can be."""
+    """An unwritable incident is reported to people; its node is drained once the incident is on disk."""
     folder = one.store.path / "incidents"
     folder.rmdir()
     folder.write_text("")
@@ -597,7 +597,7 @@ def test_a_drain_that_was_counted_waits_for_a_breaker_that_opened_since(one: One
 
 
 def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(one: One) -> None:
-    """Permits limit the remaining drains; if old failures counted, nobody could close it for an hour."""
+    """Permits still limit drains; if old failures counted, the breaker could not be closed for an hour."""
     one.pace(ask_all=0.0)
     one.stream.next = healths(fleet(), MANY)
     one.until(lambda: bool(one.told), "told")
@@ -608,7 +608,7 @@ def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(o
 
 
 def test_a_node_drained_a_moment_ago_counts_for_its_partition(one: One) -> None:
-    """Its state must not be lost between two queries of all nodes."""
+    """The node's state must not be lost between two queries of all nodes."""
     one.pace(ask_all=1000.0)
     one.stream.next = healths(fleet(), ["gpu-01"])
     one.until(lambda: bool(one.reason("gpu-01")), "drained")

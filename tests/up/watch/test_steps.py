@@ -274,7 +274,7 @@ def test_a_node_that_waits_long_for_spares_that_cannot_be_checked_is_reported(wo
 
 
 def test_a_spare_whose_check_cannot_start_is_left_for_another(world: World) -> None:
-    """A missing vault file, a full disk or another run's lock may affect only this spare."""
+    """A missing vault file, a full disk or another run's lock may affect every spare, or only this one."""
     world.answers["spare-1"] = Checked(False, "vault.txt: No such file", again=True)
     tries = 0
     while world.go().step is not Step.REPAIR:

@@ -213,7 +213,7 @@ def test_what_is_in_doubt_is_told() -> None:
 
 
 def test_a_drain_that_nobody_knows_of_is_told() -> None:
-    """The earlier watch drained it at the very moment of the take-over."""
+    """The earlier watch drained gpu-03 at the very moment of the take-over."""
     known = words(
         gpu_03=(DRAINED, ""), spare_1=(f"{PREFIX}{I2} takes the place of gpu-03", ""), spare_2=WAITS
     )
