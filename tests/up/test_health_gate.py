@@ -124,7 +124,7 @@ def test_the_gate_runs_and_a_node_that_fails_it_stays_drained_through_resume(sit
 
 
 class Killed(BaseException):
-    """The end of the run at once, with nothing more written."""
+    """A kill of the run, after which nothing more is written."""
 
 
 @pytest.mark.parametrize("how", ["interrupt", "bug", "named error", "kill"])

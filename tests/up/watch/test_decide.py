@@ -28,7 +28,7 @@ def word(name: str, of: Fleet, **how: Any) -> Scheduled:
 
 
 def view(bad: dict[str, dict[str, Any]], of: Fleet | None = None, **more: Any) -> View:
-    """Return the view at NOW of a fleet, healthy except `bad` (node → its state); spares passed an hour ago."""
+    """Return the view at NOW of a fleet, healthy except `bad` (node → state); spares passed an hour ago."""
     of = of or fleet()
     found = {name: seen(name, NOW - 1, **bad.get(name, {})) for name in of.nodes}
     words = {name: word(name, of) for name in of.nodes}
