@@ -87,7 +87,7 @@ def test_no_kind_is_done_in_a_batch_before_one_of_it_was_a_canary(fleet: Machine
 
 @given(fleets())
 def test_a_canary_wave_has_nothing_it_does_not_need(fleet: Machines) -> None:
-    """Without racks and selected canaries, the wave has one node per new kind: the first in inventory order."""
+    """Without racks and selected canaries: one node of each new kind, the first in inventory order."""
     plain = Rollout(fleet.rollout.size, True, fleet.rollout.stages, fleet.rollout.kinds)
     seen: set[str] = set()
     for wave in plain.waves(fleet.names):
