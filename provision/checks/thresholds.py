@@ -372,9 +372,7 @@ def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
 
 
 def of_any(skus: Iterable[str]) -> Capacities:
-    """Merge capacities for a limit of every SKU.
-
-    Such a limit must be possible on at least one SKU, and strict enough for at least one."""
+    """Merge capacities for a limit of every SKU, which must be possible and strict enough on one of them."""
     every = [of_sku(sku) for sku in skus]
     names = {name for able in every for name in able}
     return {
