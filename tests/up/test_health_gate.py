@@ -65,8 +65,8 @@ with open({log!r}, "a") as log:
 
 
 class Site:
-    """A fleet that `up` changes, drained by hooks. Node answers are scripted; the rest of `up` and
-    `validate` is real."""
+    """A fleet that `up` changes, drained by hooks, with scripted answers of its nodes.
+    The rest of `up` and `validate` is real."""
 
     def __init__(self, world: World, machines: Machines, log: Path) -> None:
         self.world = world
