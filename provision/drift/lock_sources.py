@@ -41,6 +41,7 @@ def asking_also(observe: Observe, fleet: Fleet, overrides: Mapping[str, Any]) ->
 def _patterns(node: Node, overrides: Mapping[str, Any]) -> Sequence[str]:
     default = all_roles()[lockfile.ROLE].defaults[PATTERNS]
     patterns = overrides.get(PATTERNS, node.variables.get(PATTERNS, default))
+    # Variables are not rendered here: a template would reach the node as a literal pattern.
     if not isinstance(patterns, list) or not all(
         isinstance(each, str) and each and "{{" not in each for each in patterns
     ):
@@ -49,6 +50,7 @@ def _patterns(node: Node, overrides: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _with_packages(facts: Collection[str], patterns: Iterable[str]) -> frozenset[str]:
+    # `package.libnccl2.held` needs `package.libnccl2.version`, too; a name may have dots.
     promised = {f"{fact.rpartition('.')[0]}.version" for fact in facts if fact.startswith("package.")}
     return frozenset(facts).union(promised, (f"packages.{pattern}.versions" for pattern in patterns))
 
@@ -57,7 +59,7 @@ def unfit(seen: Assessment) -> dict[str, str]:
     """Return each node that cannot be a source, with the reason: unknown or not as declared.
 
     Drifts of the role package_lock do not count, because the lock file is about to be rewritten."""
-    reasons = seen.troubles
+    reasons = seen.troubles  # a new dict each time, so it may be extended
     for node, refusals in seen.refused.items():
         reasons[node] = f"refused: {refusals[0].what.removeprefix(f'{node}: ')} → {refusals[0].fix}"
     for node, drifts in seen.drifts.items():
@@ -84,12 +86,13 @@ def packages_of(seen: Assessment, node: str) -> dict[str, str]:
         name, _, attribute = expectation.fact.removeprefix("package.").rpartition(".")
         if expectation.fact.startswith("package.") and attribute in ("version", "status"):
             version = facts.get(f"package.{name}.version")
-            if version is not None and expectation.value is not None:
+            if version is not None and expectation.value is not None:  # null: it must be absent
                 packages[name] = version
     kernel = str(facts.get("kernel.release"))
     return {
         name: version
         for name, version in packages.items()
+        # `nvidia-kernel-6.12` belongs to one kernel, and kernels are not locked.
         if not name.startswith(_KERNELS) and kernel not in name and _fits(node, name, version)
     }
 
@@ -98,6 +101,7 @@ def _undeclared(seen: Assessment, node: str) -> list[str]:
     """Return undeclared packages of declared series: cuda-toolkit-13-2 if cuda-toolkit-12-9 is declared."""
     facts = {each.fact for each in seen.expected.get(node, ()) if each.fact.startswith("package.")}
     declared = {fact.removeprefix("package.").rpartition(".")[0] for fact in facts}
+    # A name without digits is no series: unrelated packages may differ from it by a digit.
     series = {re.sub(r"\d+", "", name) for name in declared if re.search(r"\d", name)}
     return [n for n in packages_of(seen, node) if n not in declared and re.sub(r"\d+", "", n) in series]
 
@@ -131,6 +135,7 @@ def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) 
     for (os, arch, sku), members in sorted(kinds.items()):
         packages, others = _agreed(members, majority)
         if packages is None:
+            # All kinds of machine are reported at once, so that one repair is enough.
             disagreements += [f"{os} {arch} {sku}: {line}" for line in _differences(members)]
             continue
         if not packages:
@@ -140,8 +145,9 @@ def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) 
         overruled += others
         key = (os, arch, tuple(sorted(packages.items())))
         from_nodes = [node for node in members if node not in others]
-        same = made.get(key)
+        same = made.get(key)  # of another SKU: `key` has none, so equal sets become one group
         skus = (*same.skus, sku) if same else (sku,)
+        # From `kinds`, because a group has its nodes only as folded text.
         names = fold([*from_nodes, *(_members_of(same, kinds, overruled) if same else ())])
         made[key] = Group(os, arch, skus, names, packages)
     if disagreements:

@@ -24,7 +24,8 @@ from provision.node_names import natural
 from provision.paths import DATA
 
 GONE = "not in the report"  # in place of a verdict
-_GPU = re.compile(r"\bgpu(\d{1,4})\b")
+_GPU = re.compile(r"\bgpu(\d{1,4})\b")  # `gpu0->gpu5` names two
+# A board without a serial number has `0`, `N/A`, `[N/A]` or `[Not Supported]` there.
 _UNSTATED = re.compile(r"[\W0_]*|\W*(?:N/?A|unknown.*|none|not.*)\W*", re.IGNORECASE)
 
 
@@ -219,11 +220,12 @@ def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[F
     # A limit covers all devices of a node; a device that fails now may have shared a finding before.
     limits = {(check, metric): found.limit for (check, metric, _), found in old.items() if found.limit}
     later = {(check, metric): found.limit for (check, metric, _), found in new.items() if found.limit}
+    # Findings that only the earlier run has come last, as nodes do.
     for key in [*new, *(key for key in old if key not in new)]:
         was, now = old.get(key), new.get(key)
         shown = now or was
         old_word, new_word = was.verdict.value if was else "", now.verdict.value if now else ""
-        if shown is None or old_word == new_word:
+        if shown is None or old_word == new_word:  # None only for mypy: each key is from a run
             continue
         if not {"warn", "error", "fail"} & {old_word, new_word}:  # covered by another device's pass
             continue
@@ -251,6 +253,7 @@ def _identity(one: GpuIdentity, other: GpuIdentity | None = None) -> str:
 
 
 def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealth]]) -> Iterator[Part]:
+    # From all nodes of the earlier run, since a GPU may come from one that the later run lacks.
     places = {_identity(gpu): f"{node.node} gpu{gpu.index}" for node in old for gpu in node.gpus}
     for before, after in both:
         if not before.gpus or not after.gpus:
@@ -260,7 +263,7 @@ def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealt
             one, other = then.get(slot), now.get(slot)
             was = _identity(one, other) if one else ""
             present = _identity(other, one) if other else ""
-            if was != present:
+            if was != present:  # two GPUs without any identity count as the same
                 shown = other or one
                 device = f"gpu{shown.index}" if shown else ""
                 came = places.get(present, "") if present else ""
@@ -271,6 +274,7 @@ def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealt
 def direction(check: str, metric: str, unit: str) -> str:
     """Return `at_least` (low is bad), `at_most`, or "" if the metric has no direction."""
     name = f"{check}.{metric}"
+    # A direction stated in the data wins over one guessed from the unit: rates and latencies.
     compared = fleet_judge.shipped().metrics.get(name)
     limited = thresholds.find(name)
     stated = compared or limited
@@ -289,6 +293,7 @@ def _values(node: NodeHealth) -> dict[tuple[str, str, str, str], tuple[str, floa
             value = number(m.value)
             if value is None or not math.isfinite(value) or not direction(check.check, m.metric, m.unit):
                 continue
+            # `gpu0->gpu5` by slots: a lost GPU renumbers the others, and these would be compared crosswise.
             place = _GPU.sub(lambda match: slots.get(int(match[1]), match[0]), m.device)
             values[check.check, m.metric, m.unit, place] = (m.device, value)
     return values
@@ -302,19 +307,20 @@ def _measured(
     for before, after in both:
         sku, then = str(after.facts.get("sku") or ""), _values(before)
         for key, (device, value) in _values(after).items():
-            if key in then and then[key][1] > 0:
+            if key in then and then[key][1] > 0:  # from 0, there is no relative change
                 groups[sku, *key[:3]].append((after.node, device, then[key][1], value))
     shifts, moved = [], []
     for (sku, check, metric, unit), rows in groups.items():
         ratios = [now / was for _, _, was, now in rows]
         low_is_bad = direction(check, metric, unit) == "at_least"
+        # The changes of a few devices may be alike by luck, so a fixed limit holds for them.
         middle, noise = 1.0, use.alone
         if len(rows) >= use.smallest_group:
-            usual = typical(ratios, use.minimum)
+            usual = typical(ratios, use.minimum)  # of the majority: nearly half may be bad
             middle, noise = usual.middle, max(use.minimum, usual.scatter)
             if abs(middle - 1) > use.minimum:
                 nodes = len({name for name, *_ in rows})
-                worse = (middle < 1) == low_is_bad
+                worse = (middle < 1) == low_is_bad  # a fall where low is bad, or a rise where high is
                 shifts.append(Shift(sku, check, metric, middle - 1, worse, nodes, len(rows)))
         for (name, device, was, now), ratio in zip(rows, ratios, strict=True):
             # Compared with the others and with itself: a device that kept its rate while the others gained
@@ -327,6 +333,7 @@ def _measured(
                         worse=(ratio < 1) == low_is_bad, replaced=bool(gpus & other_gpu),
                     )
                 )  # fmt: skip
+    # `diff_text` shows only the first device of each metric, and only the first metrics.
     moved.sort(key=lambda one: (not one.worse, -abs(one.change), natural(one.node)))
     return tuple(shifts), tuple(moved)
 

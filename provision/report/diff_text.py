@@ -99,11 +99,12 @@ def _run(fleet: FleetHealth) -> dict[str, Any]:
 
 def comparison(found: Diff) -> Iterator[str]:
     """Render the comparison in lines for a person, regressions first."""
-    for word, fleet in (("from", found.before), ("to  ", found.after)):
+    for word, fleet in (("from", found.before), ("to  ", found.after)):  # padded: the run names align
         cut = ", interrupted" if fleet.interrupted else ""
         about = f"{moment(fleet.started)}, {many(len(fleet.nodes), 'node')}"
         version = one_line(fleet.gpuprov_version, 40)
         yield f"{word} {one_line(fleet.run_id, 120)} ({about}, gpuprov {version}{cut})"
+    # Limits are part of a version, so an equal measurement can be judged differently.
     if found.before.gpuprov_version != found.after.gpuprov_version:
         yield "judged by two versions of gpuprov: a verdict may differ because of its limit only"
     worse = [one for one in found.moved if one.worse]
@@ -165,7 +166,7 @@ def _moves(moved: Sequence[Moved]) -> Iterator[str]:
     groups: dict[tuple[str, str, str], list[Moved]] = {}
     for one in moved:
         groups.setdefault((one.node, one.check, one.metric), []).append(one)
-    for first, *rest in list(groups.values())[:_SHOWN]:
+    for first, *rest in list(groups.values())[:_SHOWN]:  # `moved` is sorted by change: the worst is first
         change = f"{quantity(first.was)} → {quantity(first.now, first.unit)}, {first.change:+.1%}"
         noise = f"noise {first.noise:.1%}" + ("; another GPU now" if first.replaced else "")
         more = f"; {many(len(rest), 'more device')}" if rest else ""
@@ -214,7 +215,7 @@ def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
     """Compare with earlier runs; return None if there are none."""
     if before is None:
         return None
-    changes = diff(before.fleet, fleet, measured=False)
+    changes = diff(before.fleet, fleet, measured=False)  # the stored runs have no measurements
     was = {node.node: node.verdict for node in before.fleet.nodes}
     nodes = {node.node: node for node in fleet.nodes}
     newly = tuple(
@@ -223,6 +224,7 @@ def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
         if one.now in BAD and one.was not in BAD
     )
     still = [node for node in fleet.nodes if node.verdict in BAD and was.get(node.node) in BAD]
+    # "~" sorts after every date: a node with an unknown start comes last.
     still.sort(key=lambda node: (before.since.get(node.node) or "~", -node.verdict.badness))
     better = [one for one in changes.changed if one.now not in BAD]
     groups = [
@@ -262,15 +264,17 @@ def since_line(found: Since) -> str:
 def _reasons(change: NodeChange, node: NodeHealth) -> tuple[str, ...]:
     """Return the reasons why a node became bad."""
     bad = [one for one in change.findings if one.now in BAD] or change.findings
-    return _first([_said(one) for one in bad] or [silence(node)])
+    return _first([_said(one) for one in bad] or [silence(node)])  # an unreachable node has no findings
 
 
 def _why_bad(node: NodeHealth) -> tuple[str, ...]:
+    # Only findings of the node's own verdict: a warning explains no failure.
     wrong = [f for check in node.checks for f in check.wrong if f.verdict is node.verdict]
     return _first([_said(finding) for finding in wrong] or [silence(node)])
 
 
 def _said(one: Finding | FindingChange) -> str:
+    # Many messages name their device already, and the line names the node.
     device = "" if one.device == "node" or one.device in one.message else f"{one.device} "
     return f"{one.check}: {device}{one.message}"
 

@@ -35,7 +35,7 @@ def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> lis
         return []
     commands = list(chosen.commands(node, options))
     if commands and node.gpu_count and gpu_answers.loads(chosen.NEEDS):
-        commands.append(_answers(node).command())
+        commands.append(_answers(node).command())  # last: a GPU may be lost under load
     return within(commands, options.get("timeout"))
 
 
@@ -53,6 +53,7 @@ def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
     """Cap each command's deadline at its load plus the user's `timeout` seconds."""
     if timeout is None:
         return list(commands)
+    # The load is the test itself, so `timeout` limits only the time around it.
     return [replace(one, deadline=min(one.deadline, one.load + float(timeout))) for one in commands]
 
 
@@ -84,6 +85,7 @@ def _output(answer: Mapping[str, Any]) -> Output:
         name=str(answer["name"]),
         argv=tuple(str(word) for word in answer["argv"]),
         rc=None if rc is None else int(rc),
+        # The JSON of nccl-tests lists its whole environment, including secrets.
         stdout=without_environment(str(answer["stdout"])),
         stderr=str(answer["stderr"]),
         seconds=float(answer["seconds"]),
@@ -116,11 +118,12 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
         failed = one_line(repr(error), 200)
         what = f"gpuprov failed on this output ({failed}): {bug_file.report(error)} and {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
+    # Also after an error, since a GPU that was lost under the load may have caused it.
     answers = next((output for output in raw.outputs if output.name == gpu_answers.NAME), None)
     findings = _answers(node.check_node).judge(
         raw.check, answers, kernel_incidents.devices(node.check_node), findings
     )
-    findings += _kernel_findings(node, raw, findings)
+    findings += _kernel_findings(node, raw, findings)  # after the others, which it does not repeat
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
     return _result(raw.check, findings, measurements, raw)
@@ -148,6 +151,7 @@ def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> lis
     if output.not_started:
         return [unmeasured(raw.check, output.not_started, action="fix configuration")]
     gpus = kernel_incidents.devices(node.check_node)
+    # Not splitlines: a carriage return or U+2028 in a program's name must not begin a forged message.
     lines = output.stdout.split("\n")
     events = kernel_log.events(lines)
     events = kernel_incidents.named(kernel_incidents.of_its_gpus(node.check_node, events), gpus)
@@ -206,6 +210,7 @@ def judge_node(
     asked = registry.of_nodes(asked)
     checks = reconciled([results[name] for name in asked if name in results])
     whole = not lost and len(checks) == len(asked)
+    # A check without a result keeps the node from counting as healthy.
     verdict = worst([roll_up(checks), *([] if whole else [Verdict.ERROR])])
     measurements = [m for check in checks if check.check == gpu_inventory.ID for m in check.measurements]
     gpus = tuple(gpu_inventory.identities(measurements))
@@ -219,7 +224,7 @@ def _header(node: NodeFacts, measurements: Iterable[Measurement]) -> dict[str, A
     driver = next(
         (m.value for m in measurements if m.metric == "driver_version"), facts.get("driver.loaded_version")
     )
-    if not node.gpuprov_node:
+    if not node.gpuprov_node:  # the node could not be observed
         return {}
     return {
         "os": f"{facts.get('os.id', '')} {facts.get('os.version_id', '')}".strip(),

@@ -27,6 +27,7 @@ _ANSIBLES_OWN = frozenset(
 )
 # It holds only names of nodes, all of them on each node, and is never searched for templates.
 _NAMES_ALONE = "groups"
+# As in Ansible these return lists, so that `(names | map('upper'))[0]` works.
 _GENERATING = (
     "map",
     "select",
@@ -55,6 +56,7 @@ class _Undefined(jinja2.ChainableUndefined, jinja2.StrictUndefined):
 
 class _Context(Context):
     def resolve_or_missing(self, key: str) -> Any:
+        # `vars`: set by the template itself. `local` is in `parent`, so the renderer's variables override it.
         if key in self.vars:
             return self.vars[key]
         renderer = self.parent.get(_OURS)
@@ -71,7 +73,7 @@ class _Environment(sandbox.SandboxedEnvironment, nativetypes.NativeEnvironment):
     @staticmethod
     def concat(values: Iterable[Any]) -> Any:
         """Return one part with its type, several as text, none as null; jinja2's evaluates text as Python."""
-        parts = [part for part in values if part is not None]
+        parts = [part for part in values if part is not None]  # `a{{ nothing }}b` is `ab`
         for part in parts:
             if isinstance(part, jinja2.Undefined):
                 return part
@@ -103,6 +105,7 @@ def _as_list(function: Any) -> Any:
 
 
 def _environment() -> _Environment:
+    # The template module, too, trims blocks; jinja2's own default keeps the newline after `{% if … %}`.
     environment = _Environment(undefined=_Undefined, trim_blocks=True, finalize=_finalize, cache_size=0)
     for name in _GENERATING:
         environment.filters[name] = _as_list(environment.filters[name])
@@ -121,6 +124,7 @@ def _doubled(source: str) -> str:
         return source
     parts, inside = [], False
     for _line, kind, value in _ENVIRONMENT.lexer.tokeniter(source, None):
+        # Only between `{{` and `}}`: Ansible leaves strings in `{% if … %}` as they are.
         inside = (inside or kind == "variable_begin") and kind != "variable_end"
         parts.append(value.replace("\\", "\\\\") if inside and kind == "string" else value)
     return "".join(parts)
@@ -139,6 +143,7 @@ def _compiled(source: str, double_backslashes: bool) -> jinja2.Template:
 
 def _fault(trouble: Exception, source: str) -> Exception:
     message = str(trouble) or type(trouble).__name__
+    # jinja2 reports a filter of Ansible's as it reports bad syntax: `No filter named 'to_nice_yaml'.`
     if isinstance(trouble, jinja2.TemplateError) and re.search(r"No (filter|test) named", message):
         return NotPlainError(message)
     shown = source if len(source) <= 100 else source[:99] + "…"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
-_ABSENT = "\0absent"
+_ABSENT = "\0absent"  # a text that no variable has, unlike null
 
 
 class RenderCache(Generic[Result]):
@@ -35,6 +35,7 @@ class RenderCache(Generic[Result]):
         """Return the cached result for equal values of the names that were read, else a new one.
         Those names are added to `read`, for a result that consists of several."""
         variables = _flat(variables)
+        # The names read depend on the values (a false `when` reads no further), so each earlier set is tried.
         for names, results in self._by_names.items():
             key = self._key(variables, names, extra)
             if key in results:
@@ -51,6 +52,7 @@ class RenderCache(Generic[Result]):
 
     def _key(self, variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
         get = variables.get
+        # Names of variables have no dots; this short cut runs for each of them on every node.
         values = [
             get(name, _ABSENT) if name and "." not in name else _value(variables, name) for name in names
         ]
@@ -64,6 +66,7 @@ class RenderCache(Generic[Result]):
 
     def _frozen(self, name: str, value: Any) -> Hashable:
         """Freeze a value once; `groups` alone, with all names on every node, would cost seconds otherwise."""
+        # Compared by identity; the stored reference keeps the value alive, so no other object gets its id.
         last = self._last.get(name)
         if last is None or last[0] is not value:
             last = self._last[name] = (value, frozen(value))
@@ -75,14 +78,14 @@ def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(variables, ChainMap):
         return variables
     merged: dict[str, Any] = {}
-    for each in reversed(variables.maps):
+    for each in reversed(variables.maps):  # the first map of a chain wins, so it comes last
         merged.update(each)
     return merged
 
 
 def _value(variables: Mapping[str, Any], name: str) -> Any:
     value: Any = variables
-    for key in filter(None, name.split(".")):
+    for key in filter(None, name.split(".")):  # "" has no keys: it is the whole mapping
         if not isinstance(value, Mapping) or key not in value:
             return _ABSENT
         value = value[key]
@@ -114,8 +117,8 @@ class Tracked(Mapping[str, Any]):
         name = f"{self._name}.{key}" if self._name else key
         value = self._of.get(key)
         if isinstance(value, Mapping):
-            return Tracked(value, self.reads, name)
-        self.reads.add(name)
+            return Tracked(value, self.reads, name)  # no read is recorded until a value in it is used
+        self.reads.add(name)  # before a KeyError: that a key was missing is a value, too
         return self._of[key]
 
     def __iter__(self) -> Iterator[str]:

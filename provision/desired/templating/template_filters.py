@@ -45,7 +45,7 @@ def _regex_search(value: Any, pattern: str, *more: Any, **options: Any) -> str |
 
 
 def _bool(value: Any) -> bool:
-    word = str(value).lower() if isinstance(value, str | int) else value
+    word = str(value).lower() if isinstance(value, str | int) else value  # True is an int: `true`
     if word in ("yes", "on", "1", "true", "y", "t"):
         return True
     if word in ("no", "off", "0", "false", "n", "f"):
@@ -54,6 +54,7 @@ def _bool(value: Any) -> bool:
 
 
 def _ternary(value: Any, when_true: Any, when_false: Any, when_none: Any = None) -> Any:
+    # As in Ansible, null without a third value counts as false.
     if value is None and when_none is not None:
         return when_none
     return when_true if bool(value) else when_false
@@ -63,6 +64,7 @@ def _combine(*terms: Any, **options: Any) -> dict[Any, Any]:
     _refuse(**options)
     result: dict[Any, Any] = {}
     for term in terms:
+        # Ansible, too, accepts lists of mappings: `[a, b] | combine`.
         for each in term if isinstance(term, list | tuple) else [term]:
             if not isinstance(each, Mapping):
                 raise LeftToAnsibleError(f"combine of {type(each).__name__}")
@@ -80,7 +82,7 @@ def _dict2items(value: Any, *more: Any, **options: Any) -> list[dict[str, Any]]:
 def _flatten(value: Any, levels: int | None = None, skip_nulls: bool = True) -> list[Any]:
     result: list[Any] = []
     for each in value:
-        if skip_nulls and each in (None, "None", "null"):
+        if skip_nulls and each in (None, "None", "null"):  # Ansible's flatten drops these texts, too
             continue
         if isinstance(each, list | tuple) and (levels is None or levels >= 1):
             result.extend(_flatten(each, None if levels is None else levels - 1, skip_nulls))
@@ -92,7 +94,7 @@ def _flatten(value: Any, levels: int | None = None, skip_nulls: bool = True) -> 
 def _unique(values: Any) -> list[Any]:
     result: list[Any] = []
     for value in values:
-        if value not in result:
+        if value not in result:  # no set: a list or a mapping has no hash
             result.append(value)
     return result
 
@@ -116,7 +118,7 @@ def _version(value: Any, other: Any, operator: str = "eq", *more: Any, **options
         raise LeftToAnsibleError(f"a version test with {operator}")
     try:
         return _OPERATORS[operator](_loose(value), _loose(other))
-    except TypeError:
+    except TypeError:  # `'1.a' is version('1.2', '>')` compares text with a number
         raise LeftToAnsibleError("versions of different shapes") from None
 
 
@@ -124,6 +126,7 @@ def _loose(value: Any) -> list[int | str]:
     text = _text(value)
     if not text:
         raise LeftToAnsibleError("an empty version")
+    # The pattern of distutils' LooseVersion: `580.65` is [580, 65], `1.a` is [1, 'a'].
     parts = [part for part in re.split(r"(\d+|[a-z]+|\.)", text) if part and part != "."]
     return [int(part) if part.isdecimal() else part for part in parts]
 

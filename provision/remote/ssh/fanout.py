@@ -97,6 +97,7 @@ def follow_room(routes: Collection[Route], logins: int, say: Callable[[str], Non
 
 def _said_room(routes: Collection[Route], wanted: int, say: Callable[[str], None]) -> int:
     available = room(wanted, programs=_start_programs(routes))
+    # Nodes behind a jump host are not neighbours of this machine; the peer of a ProxyCommand is unknown.
     near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
     for line in (available.note, neighbours(near)):
         if line:
@@ -120,7 +121,7 @@ def neighbours(hosts: Collection[str], proc: Path = PROC) -> str:
         return ""  # not Linux, or a container that hides it
     if len(hosts) < most:
         return ""
-    networks = list(_own_networks(table.splitlines()[1:]))
+    networks = list(_own_networks(table.splitlines()[1:]))  # without the line of column titles
     count = sum(any(address & mask == network for network, mask in networks) for address in _numbers(hosts))
     if count < most:
         return ""
@@ -149,7 +150,7 @@ def _own_networks(lines: Iterable[str]) -> Iterable[tuple[int, int]]:
         if len(columns) < 8:
             continue
         network, flags, mask = (int(columns[at], 16) for at in (1, 3, 7))
-        if flags & _UP and not flags & _GATEWAY and mask:
+        if flags & _UP and not flags & _GATEWAY and mask:  # mask 0: a default route
             yield _host_order(network), _host_order(mask)
 
 
@@ -210,7 +211,7 @@ class Fanout:
 
     def finish(self, meanwhile: Callable[[], None] | None = None) -> None:
         while self._pool.unfinished:
-            self.gather(wait=1.0)
+            self.gather(wait=1.0)  # so that the lines below run every second, too
             self._say_who_is_awaited()
             if meanwhile is not None:
                 meanwhile()

@@ -86,6 +86,7 @@ class _File:
     hashed: list[tuple[bytes, bytes, Entry]] = field(default_factory=list)
 
     def add(self, names: str, entry: Entry) -> None:
+        # `|1|salt|digest` holds one name, and is base64: lower case would damage it.
         parts = names.lower().split(",") if not names.startswith("|") else [names]
         if names.startswith("|1|"):
             salt, _, digest = names[3:].partition("|")
@@ -103,6 +104,7 @@ class _File:
         self.read += len(added)
         for line in added.decode("utf-8", "replace").splitlines():
             self.lines += 1
+            # `gpu-01,10.0.0.1 ssh-ed25519 AAAA… a comment`, or with a marker `@revoked * ssh-ed25519 AAAA…`
             fields = line.split()
             marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
             if len(fields) < 3 or fields[0].startswith("#"):
@@ -153,6 +155,7 @@ class KnownHosts:
             with Path(path).open("a+b") as file:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
+                # Under the lock: a process that connected at the same time may have added its key just now.
                 known_file.read_on(file)
                 entries = [entry for entry in known_file.of(name.lower()) if not entry.marker]
                 if not entries:
@@ -169,9 +172,10 @@ def host_name(host: str, port: int) -> str:
 
 def judge(entries: Sequence[Entry], key_type: str, blob: bytes) -> tuple[Standing, Entry | None]:
     """Return the status of a key and the entry that decides it, of the same type if possible."""
+    # The key of a @cert-authority line signs host keys, and is never a host's own.
     plain = [entry for entry in entries if not entry.marker]
     for entry in entries:
-        if entry.marker == "@revoked" and entry.blob == blob:
+        if entry.marker == "@revoked" and entry.blob == blob:  # first, since another line may list it, too
             return Standing.REVOKED, entry
     for entry in plain:
         if entry.blob == blob:
@@ -210,7 +214,7 @@ class HostKeys:
             if not hop.accept_new or not hop.user_known_hosts or authority:
                 raise _unknown(hop, shown, authority, _line_to_run(hop, key_type, direct))
             learned = self._learn(hop, key_type, blob)
-            if learned:
+            if learned:  # another process was first, perhaps with another key
                 self.check(hop, learned, key_type, blob, direct=direct)
         elif standing is Standing.REVOKED:
             raise NodeError(
@@ -229,7 +233,7 @@ class HostKeys:
 
     def _learn(self, hop: Hop, key_type: str, blob: bytes) -> list[Entry]:
         """Store the key of `hop`, or return the keys that another process has stored meanwhile."""
-        file = hop.user_known_hosts[0]
+        file = hop.user_known_hosts[0]  # ssh, too, adds keys to the first one
         try:
             return self._known.learn(file, _name(hop), key_type, blob)
         except OSError as error:
@@ -267,8 +271,9 @@ def _files(hop: Hop) -> str:
 
 
 def _line_to_run(hop: Hop, key_type: str, direct: bool) -> str:
+    # ssh-keyscan knows no jump hosts, and writes the address instead of a HostKeyAlias.
     if direct and not hop.known_as and hop.user_known_hosts:
-        kind = key_type.removeprefix("ssh-").split("-")[0]
+        kind = key_type.removeprefix("ssh-").split("-")[0]  # ecdsa-sha2-nistp256 → ecdsa
         port = f"-p {hop.port} " if hop.port != SSH_PORT else ""
         target = shlex.quote(hop.user_known_hosts[0])
         return f"ssh-keyscan {port}-t {kind} {shlex.quote(hop.host)} >> {target}"
@@ -306,6 +311,7 @@ def _options(node: Node, configs: ConfigFiles, keys: HostKeys) -> str:
         if (node.variables.get("ansible_connection") or "ssh") not in CONNECTIONS:
             return ""
         options = _as_ssh_takes_them(node)
+        # `ssh -G` prints `false` for no and off.
         accepts = options.get("stricthostkeychecking") in (None, "false", "accept-new")
         forgets = options.get("userknownhostsfile") in ("/dev/null", "none")
         has_key = not options  # ssh could not parse its options: be strict
@@ -334,6 +340,7 @@ def note(nodes: Iterable[Node]) -> str:
     names, files = [], set[str]()
     for node in nodes:
         text = " ".join(str(node.variables.get(name) or "") for name in _ARGUMENTS)
+        # With `-F FILE`, ssh reads neither of the two usual files.
         files |= set(re.findall(r"(?<!\S)-F\s*[\"']?([^\s\"']+)", text) or (USER_CONFIG, SYSTEM_CONFIG))
         if checking_is_off(node.variables) or _OFF.search(text):
             names.append(node.name)

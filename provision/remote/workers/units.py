@@ -84,6 +84,7 @@ def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended
     ended = _carried(way, job, take, stopping)
     if not ended.changed or way.again is None or stopping():
         return ended
+    # Nothing has run yet, and a stored greeting may be outdated; a second refusal is final.
     anew = way.again()
     if isinstance(anew, NodeError):
         return Ended(End.NOT_BEGUN, anew)
@@ -217,7 +218,7 @@ class Unit:
             except (worker_stream.BadStreamError, sealed.SealError) as error:
                 return Ended(End.LOST, causes.bad(self._way.worker, str(error)))
             except (ControlError, RefusedError) as error:
-                away = away or time.monotonic()
+                away = away or time.monotonic()  # the outage's start, not its latest error
                 if time.monotonic() - away > RECEPTOR or self._stopping():
                     return Ended(End.LOST, causes.no_receptor(self._way.worker, error))
                 time.sleep(_POLL)
@@ -243,7 +244,7 @@ class Unit:
                         raise worker_stream.BadStreamError("it prints without end")
                 if self._stopping():
                     self._end()
-                if data == b"" or now - looked > _LOOK:
+                if data == b"" or now - looked > _LOOK:  # b"": the end; None: a timeout
                     self._look()
                     looked = now
                     if data == b"" or self._decided():
@@ -251,6 +252,7 @@ class Unit:
 
     def _look(self) -> None:
         state = self._way.control.unit(self.record.unit)
+        # `_over` checks for `gone`: Receptor has forgotten the unit, which may have worked on its nodes.
         self._state = state if state is not None else {"StateName": "Failed", "Detail": "it is gone"}
         if not self._way.route():
             self._away = time.monotonic()
@@ -301,6 +303,7 @@ class Unit:
         now = time.monotonic()
         if self._ending is not None and now - self._ending > _ENDING:
             return Ended(End.LOST, causes.hung(self._way.worker, "it did not stop in time"))
+        # The register stores wall-clock time, valid after a restart; `fate` compares monotonic times.
         left = self.record.deadline - time.time()
         lease, route = lease_of(self.record), self._way.route()
         state = Known(self._heard, now + left, lease, route, self._confirmed, self._away)
@@ -311,7 +314,7 @@ class Unit:
             return Ended(End.LEFT, causes.left(self._way.worker, now - self._heard, self.record.deadline))
         if fate is not Fate.LOST:
             self._say_it_is_silent(state, now)
-            time.sleep(0.2)
+            time.sleep(0.2)  # `_read` returns at once if Receptor has no more output
             return None
         return Ended(End.LOST, self._silent())
 
