@@ -118,6 +118,21 @@ def test_what_another_process_learned_meanwhile_is_not_learned_again(file: Path)
         assert each.entries([str(file)], "gpu-09") == [known]
 
 
+def test_a_key_is_added_on_a_line_of_its_own_to_a_file_without_a_last_newline(file: Path) -> None:
+    before = file.read_text().rstrip("\n")
+    file.write_text(before)
+    known = KnownHosts()
+    last = known.entries([str(file)], before.splitlines()[-1].split()[0].split(",")[0])
+    for name in ("gpu-09", "gpu-10"):
+        assert known.learn(str(file), name, "ssh-ed25519", base64.b64decode(ONE)) == []
+    added = "".join(f"\n{name} ssh-ed25519 {ONE}" for name in ("gpu-09", "gpu-10"))
+    assert file.read_text() == f"{before}{added}\n"
+    lines = len(before.splitlines())
+    for each in (known, KnownHosts()):
+        assert [entry.line for entry in each.entries([str(file)], "gpu-10")] == [lines + 2]
+        assert each.entries([str(file)], before.splitlines()[-1].split()[0].split(",")[0]) == last
+
+
 def test_a_new_host_that_shows_two_keys_at_once_is_refused(tmp_path: Path) -> None:
     """Two processes connect at the same time; the second one detects the changed key."""
     hop = Hop("gpu-09", 22, "root", user_known_hosts=(str(tmp_path / "known_hosts"),), accept_new=True)

@@ -81,6 +81,7 @@ class _File:
     path: str = ""
     read: int = 0  # bytes and lines read so far
     lines: int = 0
+    unterminated: bool = False  # no newline at the end
     exact: dict[str, list[Entry]] = field(default_factory=dict)
     patterns: list[tuple[list[str], Entry]] = field(default_factory=list)
     hashed: list[tuple[bytes, bytes, Entry]] = field(default_factory=list)
@@ -102,6 +103,7 @@ class _File:
         file.seek(self.read)
         added = file.read()
         self.read += len(added)
+        self.unterminated = not added.endswith(b"\n") if added else self.unterminated
         for line in added.decode("utf-8", "replace").splitlines():
             self.lines += 1
             # `gpu-01,10.0.0.1 ssh-ed25519 AAAA… a comment`, or with a marker `@revoked * ssh-ed25519 AAAA…`
@@ -159,6 +161,8 @@ class KnownHosts:
                 known_file.read_on(file)
                 entries = [entry for entry in known_file.of(name.lower()) if not entry.marker]
                 if not entries:
+                    if known_file.unterminated:  # edited by hand: its last entry must not be continued
+                        known_file.read += file.write(b"\n")
                     file.write(line.encode())
                     file.flush()
                     known_file.read_on(file)
