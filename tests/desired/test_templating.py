@@ -147,6 +147,8 @@ def test_rendered_as_ansible_renders_it(number: int, ansibles: dict[str, Any]) -
         "{{ text | regex_search('A', ignorecase=true) }}",
         "{{ text | regex_replace('A', 'B', true) }}",
         "{{ text is match('A', true) }}",
+        "{{ nested | to_json(indent=2) }}",
+        "{{ '[1]' | from_json(profile='legacy') }}",
         "{{ [1, 2] | intersect([2, 3]) }}",
         "{{ ['a'] is subset(names) }}",
         "{{ branch | regex_replace('5', '6') if false else 'maybe' | bool }}",

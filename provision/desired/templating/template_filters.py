@@ -145,6 +145,16 @@ def _matches(method: Callable[[str, str], re.Match[str] | None]) -> Callable[[An
     return test
 
 
+def _with_defaults(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a filter of one value that leaves calls with options to Ansible."""
+
+    def call(value: Any, *more: Any, **options: Any) -> Any:
+        _refuse(*more, **options)
+        return function(value)
+
+    return call
+
+
 # Called by jinja2 with the arguments that a template gives.
 FILTERS: dict[str, Any] = {
     "basename": posixpath.basename,
@@ -154,14 +164,14 @@ FILTERS: dict[str, Any] = {
     "difference": lambda one, other: _unique(value for value in one if value not in other),
     "dirname": posixpath.dirname,
     "flatten": _flatten,
-    "from_json": lambda value: json.loads(_text(value)),
+    "from_json": _with_defaults(lambda value: json.loads(_text(value))),
     "hash": _hash,
     "regex_escape": re.escape,
     "regex_replace": _regex_replace,
     "regex_search": _regex_search,
     "split": lambda value, separator=None: _text(value).split(separator),
     "ternary": _ternary,
-    "to_json": lambda value: json.dumps(value),
+    "to_json": _with_defaults(json.dumps),
     "union": lambda one, other: _unique([*one, *other]),
     "unique": _unique,
 }
