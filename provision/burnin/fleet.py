@@ -56,6 +56,8 @@ def segments(profile: Any) -> dict[str, Between]:
 
 def ready(found: Iterable[Status], turns: Mapping[str, int], wanted: Segments) -> dict[str, list[str]]:
     """Return segment → waiting nodes, for turns in which all remaining nodes wait."""
+    # Nodes of a turn reach a segment at different times, and a measurement beside a node under load would be
+    # wrong. A node that is over or silent is not waited for, as it would hold up the others.
     groups: dict[int, list[Status]] = {}
     for one in found:
         if not one.over and not one.error:
@@ -87,8 +89,8 @@ def measure(
                 if late := _gone_on(run, segment, able):
                     folder.note(late={"check": check, "nodes": late})
                     on_event(Note(f"{segment}: {fold(late)} continued before {check} was measured"))
-                    break
-    finally:
+                    break  # the load disturbs the remaining checks, too
+    finally:  # nodes must not keep waiting for a controller that failed
         answers = run.ask("release", list(able), shared={"segment": segment})
         for name, answer in answers.items():
             if answer.error:
@@ -106,7 +108,7 @@ def _gone_on(run: Campaign, segment: str, able: Iterable[str]) -> list[str]:
 
 
 def _folder(run: Campaign, segment: str) -> RunFolder:
-    return RunFolder.adopt(segment, "burnin", {}, run.folder.path / "fleet")
+    return RunFolder.adopt(segment, "burnin", {}, run.folder.path / "fleet")  # exists when attached again
 
 
 def judge(
@@ -129,15 +131,17 @@ def judge(
         try:
             meta = folder.meta()
             members = [str(name) for name in meta.get("nodes", ())]
+            # Without their own checks, so that `paired` has the results of this segment only.
             bare = [replace(node, checks=()) for node in judged if node.node in members]
             paired, more, lines = fleet_pairs.judge(folder, bare, seen)
-        except RunFolderError:
+        except RunFolderError:  # such as for a segment that was never measured
             meta, paired, more, lines = {}, (), (), ()
         of = {node.node: node.checks for node in paired}
         if late := _late(meta, between):
             more, lines = (), (f"{late}: none of its results is judged", *lines)
             of = {node: tuple(_untold(check, late) for check in between.checks) for node in of}
         fabric += more
+        # If no node has an optional check's program, the check is skipped. If only some lack it, they fail.
         if between.optional:
             for check in between.checks:
                 if why := _lacked(check, of.values()):
@@ -150,7 +154,7 @@ def judge(
             why = why or (_NOBODY if segment in passed.get(node.node, ()) else "")
             if node.node in of:
                 judged[index] = _with(node, segment, of[node.node])
-            elif why:
+            elif why:  # else the node has not completed the segment
                 missed.setdefault(why, []).append(node.node)
                 skipped = between.optional or why == _ALONE
                 judged[index] = _with(
@@ -173,6 +177,7 @@ def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:
     """Return how to install a check's program that no node has; empty if any node has it."""
     findings = [f for checks in found for one in checks if one.check == check for f in one.findings]
     errors = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
+    # Messages look like `ib_write_bw is not installed: the role … installs it` (validate/pairs).
     installs = [f"the role {one.METRIC.installs} installs it" for one in PAIRS.of_any(check)]
     hints = [
         next((line for line in installs if line in one.message), "")

@@ -77,6 +77,7 @@ def judge(
         findings = _merged(mine, timeline, watch)
         reported += findings
         results[check] = _result(check, mine, findings)
+    # Without facts of the node it is unknown which checks do not apply to it.
     left_out = _without_steps(order, checks) if node.gpuprov_node else []
     results |= {check: node_judge.judge_check(node, Raw(node.node, check), limits) for check in left_out}
     missing = _missing(planned, judged, timeline)
@@ -100,6 +101,7 @@ def judge(
 
 def _without_steps(order: Mapping[str, Any], planned: Collection[str]) -> list[str]:
     """Return the profile's checks without steps on this node (unsupported or partitioned GPUs)."""
+    # The order may have been read back from the node, so its types are not relied on.
     about = order.get("about")
     profile = about.get("profile") if isinstance(about, Mapping) else None
     segments = profile.get("segments") if isinstance(profile, Mapping) else None
@@ -144,6 +146,7 @@ def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) 
     for (verdict, _, _), group in groups.items():
         if verdict == Verdict.PASS.value:
             if not bad:
+                # One pass stands for all runs: the one that loaded the node longest.
                 longest = max(group, key=lambda each: real_seconds(each[0]))
                 reported.append(_passed(judged, longest[1]))
             continue
@@ -174,10 +177,10 @@ def _since(
     low = max(before, default=timeline.began or first.step.begin)
     high = first.step.end or first.step.begin
     signs: list[float] = []
-    code = _XIDS.get(finding.metric) or finding.metric.removeprefix("xid.")
+    code = _XIDS.get(finding.metric) or finding.metric.removeprefix("xid.")  # `xid.79` → 79
     if code.isdecimal():
         signs += [i.at for i in timeline.incidents if i.kind == "xid" and str(i.fields.get("code")) == code]
-    kind, _, word = finding.metric.partition(".")
+    kind, _, word = finding.metric.partition(".")  # `amdgpu.lost`
     if kind == driver_log.KIND:
         signs += [
             i.at
@@ -205,6 +208,7 @@ def _result(check: str, judged: Sequence[_Judged], reported: Sequence[Reported])
             values.setdefault((row.metric, row.device), []).append(row)
     measurements = tuple(_median(rows) for rows in values.values())
     seconds = sum(real_seconds(one) for one in judged)
+    # One output stands for all runs: the first that was not good, else the last.
     bad = next((one for one in judged if one.result.verdict not in (Verdict.PASS, Verdict.SKIP)), judged[-1])
     return CheckResult(
         check, worst(f.verdict for f in findings), findings, measurements, seconds, bad.result.raw
@@ -216,7 +220,7 @@ def _median(rows: Sequence[Measurement]) -> Measurement:
         row.value for row in rows if isinstance(row.value, float | int) and not isinstance(row.value, bool)
     ]
     if len(numbers) != len(rows):
-        return rows[-1]
+        return rows[-1]  # texts have no median
     return replace(rows[-1], value=statistics.median(numbers))
 
 

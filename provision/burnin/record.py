@@ -34,6 +34,7 @@ def document(found: Results, meta: Mapping[str, Any], name: str) -> dict[str, An
     nodes = [_node(node, found) for node in sorted(found.nodes, key=natural)]
     began = [one.timeline.began for one in found.nodes.values() if one.timeline.began]
     ends = [one.timeline.finished for one in found.nodes.values() if one.timeline.finished]
+    # A burn-in that another machine started may have no profile in run.json here, but its nodes have it.
     profile = _profile(meta.get("profile")) or next((n["profile"] for n in nodes if n["profile"]), None)
     return {
         "format": FORMAT,
@@ -86,7 +87,7 @@ def of_node(fleet: Mapping[str, Any], name: str) -> dict[str, Any]:
         "not_burned_in": {},
         "load_hours": round(node["load_seconds"] / 3600, 3),
         "onset": onset,
-        "thermal": [],
+        "thermal": [],  # this and the next two are about several nodes
         "fabric": [],
         "not_compared": [],
         "nodes": [node],
@@ -95,6 +96,7 @@ def of_node(fleet: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def text(record: Mapping[str, Any]) -> str:
     """Serialise a record in its stored and checksummed form."""
+    # Sorted keys give equal records equal checksums.
     return json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, default=str) + "\n"
 
 
@@ -108,8 +110,10 @@ def _node(name: str, found: Results) -> dict[str, Any]:
     health = next(node for node in found.health.nodes if node.node == name)
     about = one.order.get("about") or {}
     load = sum(sum(checks.values()) for checks in one.burned.load.values())
+    # A node that has not finished counts up to its last event.
     wall = (one.timeline.finished or one.timeline.last or 0.0) - (one.timeline.began or 0.0)
     # Findings that the fleet adds (by comparison of nodes) are included.
+    # `health` has the messages with their first time appended (judge.py), which is what `words` returns.
     own = {
         (reported.finding.check, reported.finding.device, reported.words): reported
         for reported in one.burned.reported
@@ -155,7 +159,7 @@ def _finding(reported: Reported, known: Reported | None) -> dict[str, Any]:
     row = _plain(asdict(reported.finding))
     since = known.since if known else None
     if known is not None:
-        row["message"] = known.finding.message
+        row["message"] = known.finding.message  # without the first time, which is in `since`
     row |= {
         "verdict": reported.finding.verdict.value,
         "since": stamp(since) if since else None,
@@ -174,6 +178,7 @@ def _course(timeline: Timeline, one: NodeResult) -> list[dict[str, Any]]:
         outcome = f", {stretch.outcome}" if stretch.outcome not in ("", "done") else ""
         rows.append((stretch.begin, "segment", f"{stretch.name}{took}{outcome}"))
     for reboot in timeline.reboots:
+        # At the node's last event before it, because the cause is near that moment.
         rows.append((reboot.last, "reboot", f"rebooted by itself, back after {spelled(round(reboot.away))}"))
     rows += [(incident.at, incident.kind, incident.said) for incident in timeline.incidents]
     for reported in one.burned.reported:
@@ -190,7 +195,7 @@ def _telemetry(watch: Watch | None, timeline: Timeline) -> dict[str, Any]:
     if watch is None:
         return {"devices": {}, "gaps": [], "cpu_share": None, "drift": {}}
     wall = timeline.sampling.get("wall_seconds", 0.0)
-    own = timeline.sampling.get("sampler_cpu_seconds")
+    own = timeline.sampling.get("sampler_cpu_seconds")  # shares below are of one CPU
     tools = timeline.sampling.get("tools_cpu_seconds")
     gaps = [
         {"device": device, "source": source, "from": stamp(begin), "seconds": round(end - begin, 1)}
@@ -200,7 +205,7 @@ def _telemetry(watch: Watch | None, timeline: Timeline) -> dict[str, Any]:
     devices = sorted(watch.devices.items(), key=lambda item: (item[0][0], natural(item[0][1])))
     return {
         "devices": {f"{source}/{device}": _plain(extremes(one)) for (source, device), one in devices[:400]},
-        "gaps": gaps[:200],
+        "gaps": gaps[:200],  # bounded, like the devices, since nodes supply them
         "cpu_share": round(own / wall, 5) if own is not None and wall else None,
         "tools_cpu_share": round(tools / wall, 5) if tools is not None and wall else None,
         "drift": {name: round(moved, 4) for name, moved in drift(watch).items()},
@@ -239,12 +244,12 @@ def _thermal(found: Results) -> list[dict[str, Any]]:
     for name, one in found.nodes.items():
         sku = str(one.seen.gpuprov_node.get("gpu", {}).get("sku") or "unknown SKU")
         for device, watched in one.watch.gpus.items() if one.watch else ():
-            if watched.heat[1]:
+            if watched.heat[1]:  # heat: sum and count of °C under load
                 places.setdefault((sku, device), {})[name] = round(watched.heat[0] / watched.heat[1], 1)
     return [
         {
             "sku": sku,
-            "place": place,
+            "place": place,  # the GPU's name
             "celsius": dict(sorted(values.items(), key=lambda item: natural(item[0]))),
         }
         for (sku, place), values in sorted(places.items(), key=lambda item: (item[0][0], natural(item[0][1])))
@@ -259,6 +264,6 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, Verdict):
         return value.value
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no NaN or infinity
         return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -71,6 +71,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
         events = spool.events()
         clock = Clock(contacts.get(name, ()), events)
         happened = timeline(events, clock)
+        # A stopped burn-in only pauses: its nodes can be resumed.
         over = over or (happened.finished is not None and happened.ended != "stopped")
         sampled = _watched(spool, order, happened, clock)
         burned = judge(
@@ -83,6 +84,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
     ids = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check not in PAIRS)
     ends = [one.timeline.last for one in by_node.values() if one.timeline.last]
     until = datetime.datetime.fromtimestamp(max(ends), datetime.UTC).isoformat() if ends else None
+    # fleet_health reads these, and the earlier runs, from the run folder.
     folder.note(asked=list(ids) or [ID], measured_until=until)
     node_history.recall(folder, [node.node for node in nodes])
     health = checks_campaign.fleet_health(folder, nodes, {name: one.seen for name, one in by_node.items()})
@@ -93,6 +95,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
         fabric=(*health.fabric, *fabric),
         not_compared=(*health.not_compared, *notes),
     )
+    # fleet_health has added the findings by comparison of nodes, so each node gets its health from there.
     by_name = {node.node: node for node in health.nodes}
     judged = {
         name: replace(one, burned=replace(one.burned, health=by_name[name])) for name, one in by_node.items()
@@ -116,6 +119,7 @@ def _between(
         name: {str(row.get("name")) for row in one.order.get("segments") or () if isinstance(row, Mapping)}
         for name, one in found.items()
     }
+    # The order of a node alone in its batch has no segments between nodes; an empty order proves nothing.
     alone = {name: segments.keys() - names for name, names in ordered.items() if names}
     return fleet.judge(run, nodes, {name: one.seen for name, one in found.items()}, segments, passed, alone)
 
@@ -130,7 +134,7 @@ def segments_between(run: Campaign) -> dict[str, fleet.Between]:
     return {
         name: replace(one, checks=tuple(check for check in one.checks if check in PAIRS))
         for name, one in segments.items()
-        if re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
+        if re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)  # may be from a node, and names a folder
     }
 
 
@@ -152,6 +156,7 @@ def _seen_by_order(name: str, order: Mapping[str, Any], silence: str) -> NodeFac
     """Return the node as the starting controller observed it, from the order stored on the node."""
     about = order.get("about")
     try:
+        # The order may have been read back from the node, so its types are checked before they are used.
         node = NodeFacts(**{**about["seen"], "node": name})  # type: ignore[index]
         fits = isinstance(node.check_node.gpu_count, int) and isinstance(node.check_node.sku, str | None)
         kinds = (node.facts, node.gpuprov_node, node.variables, node.problems)
@@ -174,8 +179,8 @@ def _watched(spool: Spool, order: Mapping[str, Any], happened: Timeline, clock: 
     if happened.began is None or not spool.boots():
         return None
     interval = order.get("sample_seconds")
-    every = float(interval) if isinstance(interval, int | float) and 0 < interval <= 3600 else 5.0
-    boots = sorted(spool.boots(), key=lambda boot: clock.at(boot, 0.0, 0.0))
+    every = float(interval) if isinstance(interval, int | float) and 0 < interval <= 3600 else 5.0  # seconds
+    boots = sorted(spool.boots(), key=lambda boot: clock.at(boot, 0.0, 0.0))  # watch() needs rows in order
     rows = (row for boot in boots for row in spool.rows(boot))
     end = happened.finished or happened.last or happened.began
     watched = watch(rows, clock.at, happened.began, end, every)

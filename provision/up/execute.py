@@ -118,7 +118,7 @@ class Execution:
                 self._wave(number, wave)
                 self.on_wave(number, wave, False)
                 self._stop_if_too_many_failed(number, wave)
-        except BaseException:
+        except BaseException:  # unlike Exception, includes KeyboardInterrupt
             self._interrupted()
             raise
 
@@ -133,6 +133,7 @@ class Execution:
             self._hold.pop(node)
             self._ledger.end(node, Status.UNHEALTHY, why)
         drained = self.options.earlier.drained
+        # Wave 0 has the waiting nodes of an earlier run: only those that it drained are returned.
         back = Wave([node for node in self._hold if number or node in drained], kind)
         refused = self.executor.undrain(number, back) if back else {}
         for node, message in list(self._hold.items()):
@@ -149,7 +150,7 @@ class Execution:
         for node, why in refused.items():
             for other in wave.together(node):
                 left.setdefault(other, why if other == node else f"{node} of its group: {why}")
-        left.update(refused)
+        left.update(refused)  # a node's own reason, not that of another in its group
         # Nodes drained by an earlier run stay drained: they may be half changed, or have failed the gate.
         ours = {*wave}.difference(refused, self.options.earlier.drained)
         back = Wave([node for node in left if node in ours], wave.kind)
@@ -217,7 +218,7 @@ class WaveWork:
             rebooted: set[str] = set()
             if self.options.may_reboot:
                 wanting = [n for n, look in looks.items() if _wants_reboot(look, number)]
-                rebooted = self._reboot(wanting, may_fail)
+                rebooted = self._reboot(wanting, may_fail)  # also ends nodes: those that do not come back
                 looks = {n: look for n, look in looks.items() if n not in self.ledger.results}
                 looks.update(self._settled(sorted(rebooted), booted=True))
             pending = {}
@@ -243,6 +244,7 @@ class WaveWork:
         outcomes = self.executor.apply(roles)
         checked = Status.CHECKED if self.options.check_mode else None
         lost = {}
+        # In the last pass nothing would run again on a silent node, so it ends as unreachable.
         if number < PASSES and checked is None:
             lost = {node: said for node in roles if (said := _of(outcomes, node)).status == "unreachable"}
             for node, said in lost.items():
@@ -279,7 +281,7 @@ class WaveWork:
         step = self.options.reboots_at_once or max(1, len(nodes))
         for start in range(0, len(nodes), step):
             some = nodes[start : start + step]
-            dead = start - len(back)
+            dead = start - len(back)  # all nodes before `start` were rebooted
             if dead > may_fail:
                 why = f"it needs a reboot; {many(dead, 'node')} of its wave did not come back from theirs"
                 self.ledger.end_all(nodes[start:], Status.NOT_HELD, why)
@@ -329,6 +331,7 @@ class WaveWork:
             before = {node: looks.pop(node) for node in moving}
             after = self._look(moving)
             looks.update(after)
+            # Once no node's drifts decrease, only services in transition are waited for.
             booted = any(len(look.drifts) < len(before[node].drifts) for node, look in after.items())
         return {node: looks[node] for node in nodes if node in looks}
 
@@ -364,6 +367,7 @@ def _of(outcomes: Mapping[str, Outcome], node: str) -> Outcome:
 
 
 def _facts(drifts: Iterable[Drift]) -> set[tuple[str, str]]:
+    # A drift with a step is left out: pass 1 may have run that step only, and the whole role may repair it.
     return {(d.expectation.role, d.expectation.fact) for d in drifts if not d.expectation.step}
 
 

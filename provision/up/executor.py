@@ -100,6 +100,7 @@ def looks(found: Assessment) -> dict[str, Look]:
         else:
             drifts = tuple(found.drifts.get(node, ()))
             expected = found.expected.get(node, ())
+            # With --remove, a drift is something still installed, not a fault of the driver stack.
             why = diagnosis.diagnose(observed.facts, expected) if drifts and not found.remove else ()
             causes = tuple(cause.line([node], found.arguments) for cause in why)
             answers[node] = Look(node, drifts, _boot_reason(observed.facts), causes=causes)
@@ -154,7 +155,7 @@ class AnsibleExecutor:
             if before and now and before != now:
                 self.journal.write("boots", {"node": node, "before": before, "after": now})
                 answers[node] = replace(answers[node], booted=True)
-            self._boots[node] = now or before
+            self._boots[node] = now or before  # an unread boot id is no evidence of a reboot
         return answers
 
     def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
@@ -171,13 +172,14 @@ class AnsibleExecutor:
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
         if remove:
             return self._run("remove.yml", hosts, _BASE_MINUTES + 4 * longest)
+        # One set of tags serves all nodes, because each node's own roles come from its gpuprov_roles.
         # Without skip tags, a role that no node needs costs Ansible one skip per task and node.
         tags = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
         unneeded = set(roles_in_order()).difference(*roles.values()) | {_ROLES_OWN_LOOK}
         if tags <= steps_without_packages():
-            unneeded.add(_PACKAGES)
+            unneeded.add(_PACKAGES)  # nothing will be installed or removed
         if all(map(variable_types.are_right, hosts.values())):
-            unneeded.add(handover.ARGUMENT_SPECS)
+            unneeded.add(handover.ARGUMENT_SPECS)  # Ansible would repeat this validation
         self._applied.update(roles)
         return self._run(
             "up.yml", hosts, _BASE_MINUTES + 4 * longest, tags, unneeded, extra_vars=self._strategy
@@ -199,6 +201,7 @@ class AnsibleExecutor:
     def _reboot_minutes(self, nodes: Collection[str]) -> float:
         """Return the minutes these nodes have to come back."""
         chosen = [one.get("gpuprov_reboot_timeout") for one in self._hosts(list(nodes)).values()]
+        # 1800 s as in playbooks/reboot.yml. A value that is still a template is left out.
         return max((seconds for seconds in chosen if isinstance(seconds, int)), default=1800) / 60
 
     def _awaited(self, lost: Mapping[str, Outcome]) -> dict[str, Outcome]:
@@ -213,6 +216,7 @@ class AnsibleExecutor:
         while (waiting := [node for node in lost if node not in booted_again]) and self.clock() < end:
             for node, look in self.look(waiting).items():
                 answered[node] = 0 if look.error else answered[node] + 1
+                # Still answering on its old boot: the command to reboot was probably lost with the worker.
                 if look.booted or answered[node] == LOST_LOOKS:
                     booted_again[node] = look.booted
             self.pause(LOST_PAUSE)
@@ -280,6 +284,7 @@ class AnsibleExecutor:
         outcomes: dict[str, Outcome] = {}
         names, forks = list(hosts), self.options.forks
         most = SHARD * max(1, partitions.width(hosts))
+        # Equal shards: with one process, 501 nodes run as 251 and 250 rather than as 500 and 1.
         size = math.ceil(len(names) / math.ceil(len(names) / most))
         for start in range(0, len(names), size):
             some = {name: hosts[name] for name in names[start : start + size]}
@@ -288,6 +293,7 @@ class AnsibleExecutor:
                 some,
                 on_event=self._heard,
                 forks=min(forks, len(some)),
+                # `minutes` is for one node, and the nodes run in rounds of `forks`.
                 timeout=(self.options.wave_minutes or minutes) * 60 * math.ceil(len(some) / forks),
                 check_mode=self.options.check_mode,
                 diff=self.options.diff,

@@ -29,10 +29,12 @@ from provision.up.watch.lease import SPARE_AGAIN, Holding
 from provision.up.watch.policy import SPARES
 
 _ID = r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,120}"  # name of an incident file
+# Example: `gpuprov: 20270115T070000Z-gpu-03-0a1b2c3d gpu3 has fallen off the bus (Xid 79)`. If the node was
+# DOWN in Slurm, the id follows `(was DOWN) ` or `(was DOWN: Not responding) `.
 _FORM = rf"(?:\([^)]{{0,60}}\) )?(?P<id>{_ID}) (?P<cause>.{{0,400}})"
 _REASON = re.compile(re.escape(PREFIX) + _FORM)
 _ID_WHOLE = re.compile(_ID).fullmatch
-_WHO = re.compile(r" \[[^\[\]]{1,100}\]$")
+_WHO = re.compile(r" \[[^\[\]]{1,100}\]$")  # Slurm's suffix: ` [root@2027-01-15T07:00:00]`
 # Marks that steps.py sets on a spare waiting for its last check, or one that did not come into service.
 _MARKS = ("takes the place of ", "could not be put into service")
 _UNKNOWN = "not known: it was rebuilt from the scheduler"
@@ -50,6 +52,8 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
     chosen = {marked[name]: name for name in marked if of_incident[name]["cause"].startswith(_MARKS[0])}
     placed = _placed(last, marked)
     serving = {spare for _, spare in placed.values()}
+    # A spare in service without a recorded placement may stand in for any failed node. So while there is one,
+    # no failed node whose spare is unknown gets another (below).
     unknown = [
         name
         for name in spares
@@ -59,6 +63,7 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
     failed: list[Incident] = []
     for name in of_incident.keys() - marked.keys():
         one = _failed(of_incident[name], name, at)
+        # A spare that failed while it waited needs no replacement; one that failed in service does.
         was_spare = last.get(name) == SPARE_AGAIN or (name in spares and not _serves(name, last, placed))
         if one.id in placed:
             spare = placed[one.id][1]
@@ -75,12 +80,14 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
     known, gone = {one.id for one in failed}, []
     for ident, (node, spare) in placed.items():
         if ident not in known:
+            # We hold the node for something else, or its own lease has a later change: it has returned since.
             left = node in reasons or last.get(node, "") not in ("", f"{ident} {node} {spare}")
             one = Incident(ident, node, _opened(ident, at), Step.REPAIR, _UNKNOWN, spare=spare)
             gone.append(replace(one, placed=one.opened, returned=one.opened if left else None))
     waiting = [name for name, why in reasons.items() if why == PREFIX + SPARE or name in marked]
+    # These wait as spares, although their last known role is service: they failed and have returned since.
     back = [
-        replace(new(name, at - HOUR, _UNKNOWN), step=Step.REPAIR, returned=at)
+        replace(new(name, at - HOUR, _UNKNOWN), step=Step.REPAIR, returned=at)  # no longer a recent failure
         for name in waiting
         if name in serving or (name not in spares and name not in {one.node for one in gone})
     ]
@@ -129,7 +136,7 @@ def _opened(ident: str, at: float) -> float:
         moment = datetime.datetime.strptime(ident[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
     except ValueError:
         return at
-    return min(at, moment.timestamp())
+    return min(at, moment.timestamp())  # a clock that was ahead must not open it in the future
 
 
 def take_over(
@@ -150,9 +157,11 @@ def take_over(
     theirs = [lease for lease in others.values() if lease]
     if not holding.taking and not theirs and (not others or not holding.follows):
         raise UsageError("no other watch has these nodes", "start gpuprov watch: it takes what is free")
+    # After an interrupted take-over some leases already name this watch, so all nodes count as taken.
     taken = set(words if holding.taking else others)
     source = _source(folder, theirs, store)
     shared = Counter(lease.fleet for lease in theirs if lease.fleet)
+    # Saved before any lease changes: until an interrupted take-over is repeated, `gpuprov watch` refuses.
     holding.save(taking=True, follows="", fleet=shared.most_common(1)[0][0] if shared else holding.fleet)
     mine = Lease(holding.fleet, holding.holder, 1, holding.at)
     leases = {
@@ -160,7 +169,7 @@ def take_over(
         for name, lease in others.items()
     }
     problems = scheduler.lease(leases, others)
-    sleep(scheduler.settle)
+    sleep(scheduler.settle)  # of concurrent writers, both then see the last one's lease
     words = _answers(scheduler, fleet)
     if lost := [name for name, word in words.items() if not holding.is_mine(word)]:
         why = problems.get(lost[0]) or "somebody else took it at the same time"
@@ -222,6 +231,7 @@ def _source(folder: Path | None, theirs: Sequence[Lease], store: Store) -> Store
     Raises GpuprovError for a folder of another fleet, or one still in use."""
     host = f"{socket.gethostname()}:"
     known = [Path(lease.at.removeprefix(host)) for lease in theirs if lease.at.startswith(host)]
+    # Leases are text from the scheduler: a path in one is used only if the folder belongs to this user.
     mine = (path for path in known if _is_readable(path) and path.stat().st_uid == os.geteuid())
     place = folder or next((path for path in mine if path != store.path), None)
     if place is None:
