@@ -141,7 +141,7 @@ def judge(
             more, lines = (), (f"{late}: none of its results is judged", *lines)
             of = {node: tuple(_untold(check, late) for check in between.checks) for node in of}
         fabric += more
-        # If no node has an optional check's program, the check is skipped. If only some lack it, they fail.
+        # Skip an optional check if no node has its program; if only some nodes lack it, they are in error.
         if between.optional:
             for check in between.checks:
                 if why := _lacked(check, of.values()):

@@ -119,6 +119,7 @@ def _every_node(seen: PairCells, nodes: Sequence[str]) -> Shown:
 def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
     """Draw the worst of the named nodes as rows and their partners as columns, as many as fit."""
     rows = _by_rack(seen.pairs, named[:_NAMED])
+    # Each partner's worst measurement with one of the rows: the columns that fit are those with the worst.
     met = {
         other: min(badness(seen.of(node, other)) for node in seen.met[other] if node in rows)
         for node in rows
@@ -182,7 +183,7 @@ def _racks(seen: PairCells, racks: Sequence[str]) -> Shown:
     within = [pair for pair in seen.cells if pair[0] in of and pair[1] in of]
     for pair in within:
         one, other = (place[of[node]] for node in pair)
-        for at in {(one, other), (other, one)}:
+        for at in {(one, other), (other, one)}:  # a set, since within a rack both are the same cell
             cells_by_place[at].append(seen.cells[pair])
     cells = {}
     for at, each in cells_by_place.items():
@@ -204,7 +205,7 @@ def _racks(seen: PairCells, racks: Sequence[str]) -> Shown:
 
 BAD = (Mark.HANG, Mark.ERROR, Mark.FAIL)
 LOUD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
-_RANK = (*BAD, Mark.UNKNOWN, Mark.UNSTEADY, Mark.NONE)
+_RANK = (*BAD, Mark.UNKNOWN, Mark.UNSTEADY, Mark.NONE)  # worst first, for `badness`
 _EXPECTED, _USUAL = (1.0, 0.9, 0.75, 0.5), (0.9, 0.8, 0.65, 0.5)  # 10 %: pairs/judge.py, TOLERANCE
 _BROKE = {Outcome.HANG: Mark.HANG, Outcome.ERROR: Mark.ERROR}
 _LEAVES = ("leaf", "uplink", "some uplinks")  # terms of suspects.device for parts shared by a rack
@@ -231,10 +232,12 @@ class PairCells:
         ).judged
         self._judged: Mapping[Result, Judged] = {one.result: one for one in judged}
         measured = [one.result for one in judged if one.result.outcome is Outcome.MEASURED]
+        # A map has one scale of colours: shares of expected values only if every measured result has one.
         self._expected = all(result.expected is not None for result in measured)
         self._values = sorted(result.value or 0.0 for result in measured)
         self._middle = statistics.median(self._values) if self._values else 0.0
         results: dict[Pair, list[Result]] = defaultdict(list)
+        # A cell is of two nodes; results of larger groups have none.
         for result in pairs.results:
             if len(set(result.nodes)) == 2 and all(node in pairs.fleet.order for node in result.nodes):
                 results[self.pair(*result.nodes)].append(result)
@@ -267,7 +270,7 @@ class PairCells:
             judged = self._judged[result]
             mark = _BROKE.get(result.outcome, Mark.FAIL if judged.grade is Grade.BAD else Mark.NONE)
             if mark and result.rail in good:
-                mark = Mark.UNSTEADY
+                mark = Mark.UNSTEADY  # the same rail was good in another round
             yield Cell(self._share(judged), "" if result.value is None else digits(result.value), mark)
 
     def _share(self, judged: Judged) -> float | None:
@@ -275,6 +278,7 @@ class PairCells:
         reference = judged.result.expected if self._expected else (judged.usual or self._middle)
         if value is None or value <= 0 or not reference:
             return None
+        # More is better in both: a latency of twice its reference has the share 0.5.
         return value / reference if self.pairs.direction == "at_least" else reference / value
 
     def scale(self, cell: str = "a pair's worst measurement, of its rails and rounds") -> Scale:
@@ -291,6 +295,7 @@ class PairCells:
 
     def to_blame(self) -> Iterator[str]:
         """Yield the culprits named by findings: first parts of the network, then failing nodes."""
+        # `suspects` is no part of the network; the message of such a finding lists the possible parts.
         for finding in self._fabric:
             yield one_line(finding.message if finding.device == "suspects" else finding.device, 600)
         if failed := [node for node, verdict in self.verdicts.items() if verdict is Verdict.FAIL]:
@@ -299,6 +304,7 @@ class PairCells:
     def stands_out(self, rack: str) -> bool:
         """Return whether a finding names a part that this rack's nodes share."""
         named = {f"{part} of rack {one_line(rack, 80)}" for part in _LEAVES}
+        # A part may be limited to one rail, as `gpu-03/rail 2` is; its rack stands out all the same.
         return any(finding.device.partition("/rail ")[0] in named for finding in self._fabric)
 
     def alt(self, what: str, pairs: Iterable[Pair]) -> str:
@@ -321,7 +327,7 @@ class PairCells:
 
 def badness(cell: Cell) -> tuple[int, float]:
     """Return a sort key for cells, the worst first."""
-    return _RANK.index(cell.mark), cell.share if cell.share is not None else 0.0
+    return _RANK.index(cell.mark), cell.share if cell.share is not None else 0.0  # None: worst of its mark
 
 
 def worst(cells: Iterable[Cell]) -> Cell:

@@ -65,7 +65,7 @@ def reboot_word(node: NodePlan) -> str:
 def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool = False) -> list[str]:
     """Render the plan for a person. `diff`: include line diffs of files, with secrets masked."""
     out: list[str] = []
-    secrets = seen.secrets if diff else ()
+    secrets = seen.secrets if diff else ()  # other text is masked when printed
     for names in _groups(made, diff):
         node = made.nodes[names[0]]
         items = changes.of_node(node, every=all_reasons, diff=diff, secrets=secrets)
@@ -109,9 +109,11 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
             about(Expected(node.minutes, node.learnt_from)),
         ]
         rows.append("| " + " | ".join(map(_cell, cells)) + " |")
+        # Three backticks in a line would end the block of code that it is shown in.
         why = [line.replace("```", "'''") for line in _of_node(node, items, all_reasons=True)]
         head = f"<details><summary>{_cell(fold(names))}: why</summary>"
         details.append(["", head, "", "```", *why, "```", "", "</details>"])
+    # `end` is budgeted first; rows get at most half of the rest, and whole details what then remains.
     room = drift_text.SUMMARY - drift_text.size(end)
     shown = drift_text.fitting([[row] for row in rows], room // 2)
     out = [f"### {_head(seen, made)}", ""]
@@ -148,6 +150,7 @@ def _scheduler(made: Plan) -> list[str]:
 
 
 def _cell(text: str) -> str:
+    # `<br>` is this module's own line break and must survive the escaping; a backtick would begin code.
     breaks = text.replace("<br>", "\0")
     escaped = breaks.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")
     return escaped.replace("\0", "<br>").replace("\n", " ")
@@ -160,7 +163,7 @@ def _as_list(texts: Iterable[str]) -> list[str]:
 def about(expected: Expected) -> str:
     """Format an expected duration: `about 6 min (learnt from 14 runs)`, `about 9 min (estimate)`."""
     basis = f"learnt from {many(expected.runs, 'run')}" if expected.runs else "estimate"
-    minutes = f"{expected.minutes:.0f}" if expected.minutes >= 1 else "1"
+    minutes = f"{expected.minutes:.0f}" if expected.minutes >= 1 else "1"  # `less than 1 min`
     return f"{'less than' if expected.minutes < 1 else 'about'} {minutes} min ({basis})"
 
 
@@ -188,6 +191,7 @@ def _found(node: NodePlan) -> tuple[Any, ...]:
 
 def _likeness(node: NodePlan, contents: bool) -> tuple[Any, ...]:
     drifts = tuple(
+        # A sentence quotes only a file's first line that differs, and a diff shows them all.
         (d.expectation.role, d.expectation.fact, sentence(d), str(d.found) if contents else "")
         for d in node.drifts
     )
@@ -204,7 +208,7 @@ def _effort(node: NodePlan, items: Mapping[str, Sequence[Item]]) -> str:
     return ", ".join(parts)
 
 
-_WORDS = {
+_WORDS = {  # in the order they are printed
     Sign.ADD: "to add",
     Sign.CHANGE: "to change",
     Sign.REMOVE: "to remove",
@@ -216,7 +220,7 @@ _WORDS = {
 def tally(made: Plan) -> str:
     """Return the totals of all nodes: `3 to add, 2 to change, 1 to remove`."""
     counted = changes.count_all(made)
-    always = (Sign.ADD, Sign.CHANGE, Sign.REMOVE)
+    always = (Sign.ADD, Sign.CHANGE, Sign.REMOVE)  # shown even if 0
     return ", ".join(
         f"{counted[sign]:,} {word}" for sign, word in _WORDS.items() if counted[sign] or sign in always
     )
@@ -248,6 +252,7 @@ def _of_node(node: NodePlan, items: Mapping[str, Sequence[Item]], all_reasons: b
     if node.restarts:
         out.append(f"  restarts {', '.join(node.restarts)}")
     if node.reboot:
+        # `reboot_because` is worded for programs; people get the names of the facts' subjects.
         named = {because(drift): subject(drift.expectation.fact) for drift in node.drifts}
         reasons = dict.fromkeys(named.get(reason, reason) for reason in node.reboot_because)
         sure = "reboot" if node.reboot_sure else "reboot, if it cannot be done without"
@@ -273,6 +278,7 @@ def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
 
 def _facts(item: Item) -> str:
     facts = [drift.expectation.fact for drift in item.drifts]
+    # `service.nvidia-persistenced.active` stands for `service.nvidia-persistenced.enabled`, too.
     names = list({fact.rpartition(".")[0]: fact for fact in reversed(facts)}.values())[::-1]  # one per thing
     more = f" and {len(names) - FACTS} more" if len(names) > FACTS else ""
     return f"  [{', '.join(names[:FACTS])}{more}]" if names else ""

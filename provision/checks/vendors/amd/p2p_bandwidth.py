@@ -46,7 +46,7 @@ _TITLES = {**WORDS, _BOTH: "two-way P2P", _ALL: "the average rate of all copies 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     if devices.partitioned(node):
         return []
-    deadline = 120.0 + 5.0 * node.gpu_count**2
+    deadline = 120.0 + 5.0 * node.gpu_count**2  # the number of pairs grows with the square
     return [
         transferbench.topology(node),
         *(
@@ -56,7 +56,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
         ),
         transferbench.command(node, _BOTH, _SIZE, deadline, reads=False, processors=False, both_ways=True),
         transferbench.command(node, _ALL, _SIZE, deadline, reads=False, preset="a2a"),
-    ][: 5 if node.gpu_count < 2 else None]
+    ][: 5 if node.gpu_count < 2 else None]  # one GPU: the list of GPUs, and copies with the host
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
@@ -73,12 +73,12 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         together = _together(outputs, names) if len(names) > 1 else []
     except transferbench.CorruptionError as error:
         return [Measurement("corrupt", str(error), "")]
-    gpus = sorted(names.values(), key=lambda name: int(name[3:]))
+    gpus = sorted(names.values(), key=lambda name: int(name[3:]))  # gpu10 after gpu9
     result = []
     for metric, reads in _HOST.items():
         for gpu in gpus:
             # Of the CPUs, the one next to the GPU is the fastest.
-            there = (1, 0) if metric == "h2d" else (0, 1)
+            there = (1, 0) if metric == "h2d" else (0, 1)  # positions of the GPU and the CPU in a pair
             rates = [
                 rate
                 for pair, rate in best[reads].items()
@@ -91,6 +91,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             rate = best[reads][pair]
             result.append(Measurement(metric, "N/A" if rate is None else rate, "GB/s", "->".join(pair)))
     counts = devices.links(node) or {}
+    # The copies all at once use direct links only, so without known links there is no average.
     result += [one for one in together if one.metric == _BOTH or any(counts.values())]
     return result + [
         Measurement(_LINKS, counts[pair], "links", "->".join(pair)) for pair in pairs if pair in counts
