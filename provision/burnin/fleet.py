@@ -56,8 +56,8 @@ def segments(profile: Any) -> dict[str, Between]:
 
 def ready(found: Iterable[Status], turns: Mapping[str, int], wanted: Segments) -> dict[str, list[str]]:
     """Return segment → waiting nodes, for turns in which all remaining nodes wait."""
-    # Nodes of a turn reach a segment at different times, and a measurement beside a node under load would be
-    # wrong. A node that is over or silent is not waited for, as it would hold up the others.
+    # Nodes of a turn reach a segment at different times, and a neighbour still under load would spoil the
+    # measurement. A node that has ended or is silent is left out, because it would hold up the others.
     groups: dict[int, list[Status]] = {}
     for one in found:
         if not one.over and not one.error:

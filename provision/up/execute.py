@@ -133,7 +133,7 @@ class Execution:
             self._hold.pop(node)
             self._ledger.end(node, Status.UNHEALTHY, why)
         drained = self.options.earlier.drained
-        # Wave 0 has the waiting nodes of an earlier run: only those that it drained are returned.
+        # Wave 0 has the waiting nodes of an earlier run, which may not have drained all of them.
         back = Wave([node for node in self._hold if number or node in drained], kind)
         refused = self.executor.undrain(number, back) if back else {}
         for node, message in list(self._hold.items()):
@@ -218,7 +218,7 @@ class WaveWork:
             rebooted: set[str] = set()
             if self.options.may_reboot:
                 wanting = [n for n, look in looks.items() if _wants_reboot(look, number)]
-                rebooted = self._reboot(wanting, may_fail)  # also ends nodes: those that do not come back
+                rebooted = self._reboot(wanting, may_fail)  # also ends nodes that do not come back
                 looks = {n: look for n, look in looks.items() if n not in self.ledger.results}
                 looks.update(self._settled(sorted(rebooted), booted=True))
             pending = {}

@@ -52,8 +52,8 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
     chosen = {marked[name]: name for name in marked if of_incident[name]["cause"].startswith(_MARKS[0])}
     placed = _placed(last, marked)
     serving = {spare for _, spare in placed.values()}
-    # A spare in service without a recorded placement may stand in for any failed node. So while there is one,
-    # no failed node whose spare is unknown gets another (below).
+    # A spare in service without a recorded placement may stand in for any failed node. Until that is
+    # known, a failed node without a known spare gets no other one (below).
     unknown = [
         name
         for name in spares
