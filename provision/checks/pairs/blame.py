@@ -1,10 +1,10 @@
-"""Attribution of bad pairs to parts (pure): the fewest culprits that explain all bad measurements.
+"""Attribution of bad pairs to the cheapest set of culprits that explains them all (pure).
 
 A measurement passes through parts: its nodes, the link between them, their leaf switches and uplinks. A good
-measurement clears all of them; a bad one has at least one bad part among the parts not cleared. Every part
-has a cost, higher for less likely faults, and so has chance, a disturbance of a single measurement. The
-cheapest explanation of all bad measurements names a culprit only if every explanation without it costs at
-least `MARGIN` more: that takes a second bad measurement, and leaves indistinguishable parts open.
+measurement clears all of them; a bad one has at least one bad part among the parts not cleared. Each part
+has a cost, which is higher for less likely faults. Chance, a disturbance of a single measurement, has a cost
+too. A part of the cheapest explanation of all bad measurements is a culprit only if every explanation without
+it costs at least `MARGIN` more: that takes a second bad measurement, and leaves indistinguishable parts open.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from provision.checks.pairs.pairing import Outcome, Result, Topology
 class Kind(enum.StrEnum):
     """Kind of a cause."""
 
-    NODE = "node"  # with its cards, cables and leaf ports
+    NODE = "node"  # including its cards, cables and leaf ports
     LINK = "link"
     LEAF = "leaf"
     UPLINK = "uplink"
     PATH = "path"
-    BUNDLE = "bundle"  # an uplink with only some bad paths, so that a good pair does not clear it
+    BUNDLE = "bundle"  # an uplink with some bad paths and some good ones; a good pair does not clear it
     CHANCE = "chance"
 
 
 # A tenth of the nodes of a new fleet are bad (SuperBench), but fewer than a thousandth of leaf switches and
-# single paths: a leaf is blamed instead of `pairing.ALIKE` nodes, a link only if no node explains a result.
+# single paths. With these costs, a leaf is blamed rather than `pairing.ALIKE` of its nodes, and a link only
+# for a result that no node explains.
 COSTS = {
     Kind.NODE: 1,
     Kind.LINK: 2,
@@ -44,7 +45,7 @@ COSTS = {
     Kind.CHANCE: 2,
 }
 MARGIN = 2
-REFERENCE = 3  # bad pairs, without a good one, that put their common reference in doubt rather than parts
+REFERENCE = 3  # if so many pairs are bad and none is good, their common reference is in doubt, not parts
 
 
 class Part(NamedTuple):
@@ -58,8 +59,8 @@ class Part(NamedTuple):
 class Parts(NamedTuple):
     """Parts of a measurement."""
 
-    sure: frozenset[Part]  # passed through
-    possible: frozenset[Part] = frozenset()  # may explain a bad result, but a good one does not clear them
+    sure: frozenset[Part]  # certainly passed through
+    possible: frozenset[Part] = frozenset()  # may explain a bad result; a good result does not clear them
 
 
 def parts(fleet: Topology, nodes: Sequence[str], rail: str = "", round_: int = 0) -> Parts:
@@ -71,7 +72,7 @@ def parts(fleet: Topology, nodes: Sequence[str], rail: str = "", round_: int = 0
     spans = fleet.spans(nodes)
     sure += [Part(Kind.LEAF, (rack,)) for rack in shared]
     if spans is not False:
-        through = sure if len(racks) > 1 else possible  # nodes of unknown racks may be in one rack
+        through = sure if len(racks) > 1 else possible  # if racks are unknown, the nodes may share one
         through += [Part(Kind.UPLINK, (rack,)) for rack in shared]
         possible += [Part(Kind.BUNDLE, (rack,)) for rack in shared]
     if len(nodes) == 2:
@@ -90,9 +91,9 @@ def _with_rail(found: Iterable[Part], rail: str) -> frozenset[Part]:
 class Open(NamedTuple):
     """Bad measurements not yet explained beyond doubt."""
 
-    rows: tuple[frozenset[Part], ...]  # possible causes of each
-    suspects: tuple[Part, ...]  # parts of explanations close to the cheapest
-    cheapest: int  # its cost
+    rows: tuple[frozenset[Part], ...]  # possible causes of each measurement
+    suspects: tuple[Part, ...]  # parts of explanations within `MARGIN` of the cheapest
+    cheapest: int  # cost of the cheapest explanation
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,11 @@ class Blame:
     fleet: Topology
     cleared: frozenset[Part]  # parts of good measurements
     culprits: tuple[Part, ...]  # named beyond doubt
-    open: tuple[Open, ...]  # the rest
+    open: tuple[Open, ...]  # bad measurements that no culprit explains
     rows: Mapping[Judged, frozenset[Part]]  # each bad measurement with its possible causes
     rails: Mapping[str, tuple[str, ...]]  # rails on which each node was measured
     measured: frozenset[frozenset[str]]  # nodes of each measurement that ran
-    evidence: bool  # any measurement is good or bad
+    evidence: bool  # whether any measurement is graded good or bad
 
     @cached_property
     def suspected(self) -> frozenset[Part]:
@@ -124,7 +125,7 @@ class Blame:
         )
 
     def may_pass(self, through: Collection[Part]) -> bool:
-        """Return whether an explanation close to the cheapest lets a measurement of these parts pass."""
+        """Return whether some explanation within `MARGIN` of the cheapest blames none of these parts."""
         if not frozenset(self.culprits).isdisjoint(through):
             return False
         return all(
@@ -135,7 +136,10 @@ class Blame:
 
 
 def blame(fleet: Topology, judged: Iterable[Judged]) -> Blame:
-    """Find the culprits of graded measurements; none without a good measurement to compare with."""
+    """Find the culprits of graded measurements.
+
+    If none is good and at least `REFERENCE` pairs are bad, only results that prove the node at fault count.
+    """
     judged = _without_single_rail(judged)
     good = [one for one in judged if one.grade is Grade.OK]
     bad = [one for one in judged if one.grade is Grade.BAD]
@@ -164,7 +168,7 @@ def blame(fleet: Topology, judged: Iterable[Judged]) -> Blame:
 
 
 def _through(fleet: Topology, result: Result) -> Parts:
-    """Return a result's parts, or only the node that is proved to have failed."""
+    """Return a result's parts; if it proves a node at fault, only this node and chance."""
     if result.end:
         own = parts(fleet, (result.end,), result.rail, result.round).sure
         return Parts(frozenset(part for part in own if part.kind in (Kind.NODE, Kind.CHANCE)))
@@ -172,7 +176,7 @@ def _through(fleet: Topology, result: Result) -> Parts:
 
 
 def _without_single_rail(judged: Iterable[Judged]) -> list[Judged]:
-    """Drop the rail if all results are of one rail, which then stands for the whole."""
+    """Drop the rail if all results have the same one, since rail and node are then one suspect."""
     judged = list(judged)
     if len({one.result.rail for one in judged}) > 1:
         return judged
@@ -180,7 +184,7 @@ def _without_single_rail(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _narrowed(rows: Mapping[Judged, frozenset[Part]]) -> dict[Judged, frozenset[Part]]:
-    """Drop a part on all rails from the rows if one of its rails explains the same rows."""
+    """Drop a part as a whole (all rails) if the part on a single rail explains the same rows."""
     counts = Counter(part for row in rows.values() for part in row)
     wide = {
         part._replace(rail="")
@@ -223,14 +227,15 @@ def _open(rows: Sequence[frozenset[Part]]) -> Open:
 
 
 # --- The cheapest set of causes that explains every observation: a weighted hitting set, by branch and bound.
-# Observations without a common cause are solved separately, so the problems stay small. A large problem is
-# only bounded from both sides: `least` is then below `most`, and no culprit is named on a guess.
+# Observations without a common cause are solved separately, so the problems stay small. The search of a large
+# problem stops after `_STEPS`, with a lower and an upper bound of the cost (`least` < `most`); the culprits'
+# margin is measured from the upper bound, so none is named on a guess.
 
 
 C = TypeVar("C", bound=Hashable)
 
 IMPOSSIBLE = 10**6  # cost if an observation has no cause left
-_STEPS = 400  # of one search; a dozen culprits that hide one another take a few dozen
+_STEPS = 400  # limit of one search; a dozen overlapping culprits take a few dozen steps
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,7 @@ class _Search(Generic[C]):
 
 
 def components(rows: Collection[frozenset[C]]) -> list[list[frozenset[C]]]:
-    """Group the rows (possible causes of one observation each) so that groups share no cause."""
+    """Group the rows (each the possible causes of one observation) so that groups share no cause."""
     by_cause: dict[C, list[frozenset[C]]] = defaultdict(list)
     for row in rows:
         for cause in row:
@@ -307,7 +312,7 @@ def _worthwhile(rows: Sequence[frozenset[C]], costs: Mapping[C, int]) -> list[fr
 
 
 def _minimal(rows: Sequence[frozenset[C]]) -> list[frozenset[C]]:
-    """Drop rows that another row, with fewer causes, implies."""
+    """Drop rows that contain another row: any cover of the smaller row covers them too."""
     kept: list[frozenset[C]] = []
     for row in sorted(rows, key=len):
         if not any(other <= row for other in kept):
@@ -347,7 +352,7 @@ def _branch(search: _Search[C], rows: list[frozenset[C]], chosen: tuple[C, ...],
 
 
 def _bound(rows: Sequence[frozenset[C]], costs: Mapping[C, int]) -> int:
-    """Return a lower bound for the cost of a cover: rows that share no cause need one each."""
+    """Return a lower bound of the cost of a cover; rows without a common cause need one each."""
     used: set[C] = set()
     total = 0
     for row in sorted(rows, key=lambda one: (len(one), sorted(map(str, one)))):

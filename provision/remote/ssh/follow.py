@@ -1,8 +1,8 @@
-"""Programs that keep printing answers on many nodes: one connection per node, one reader for all.
+"""Reader of programs that keep printing answers on many nodes, with one connection per node.
 
-The connections' own threads (one each, by paramiko) queue a connection when it has data, and a single thread
-reads. Logins, the expensive part, run in a few threads, which limits the load when a whole rack returns. A
-lost node is retried after random pauses, so that not all retries coincide.
+paramiko runs one thread per connection, which queues the connection when data arrives; a single thread reads
+from all of them. Logins, the expensive part, run in a limited number of threads, which limits the load when a
+whole rack comes back. A lost node is retried after random pauses, so that the retries do not coincide.
 
 Nodes are not trusted: their output is limited, and a node that prints endlessly is disconnected.
 """
@@ -26,18 +26,18 @@ from provision.remote.ssh.followed import Followed
 
 LOGINS = 64  # concurrent logins
 SILENT = 45.0  # seconds without an answer or heartbeat until a connection is given up
-UNANSWERED = 180.0  # seconds without an answer; even an unchanged one is repeated once a minute
-LOOK = 1.0  # seconds between checks of the clock
-STEP = 2.0  # longest interval that counts as silence, since this process may have been suspended
+UNANSWERED = 180.0  # the same without an answer; nodes repeat even an unchanged one every minute
+LOOK = 1.0  # seconds between checks for due logins and silent nodes
+STEP = 2.0  # most seconds of silence counted per check, since this process may have been suspended
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a retry, doubled each time
 SETTLED = 60.0  # seconds until a connection counts as stable, which resets the pause
-# Pause after failures that a person must fix: even two halved pauses exceed the 15 minutes in which
-# pam_faillock, by default, locks an account after three failures.
+# Seconds before a retry after a failure that a person must fix. By default pam_faillock locks an account
+# after three failures within 15 minutes; the two pauses between three attempts take longer, even halved.
 REFUSED_PAUSE = 1000.0
 REFUSED = ("auth", "sudo", "host key", "too large")
 LARGEST = 512 * 1024  # bytes of one answer
 PER_MINUTE = ANSWER_LIMIT  # bytes that one node may print
-PIECE = 4096  # bytes charged per piece at least, since many small pieces cost as much as a large one
+PIECE = 4096  # minimum bytes charged per read, since many small reads cost as much as a large one
 JUMPS_AGAIN = 30.0  # seconds until a dead jump host is tried again
 
 Take = Callable[[str, "bytes | NodeError"], None]
@@ -77,11 +77,11 @@ class _Line:
 
 
 class Follow(contextlib.AbstractContextManager["Follow"]):
-    """Continuous run of `program` (ASCII) on each node of `routes` until `close`, with reconnections.
+    """Runner of `program` (ASCII) on each node of `routes`, which reconnects lost nodes until `close`.
 
-    `take(node, …)` gets each answer, framed, or the NodeError of a node that is unreachable, lost or
-    malformed; of several pending answers, only the newest. It is called in the reader's thread, and nothing
-    is read meanwhile. `timeout`: seconds for a login and the first answer."""
+    `take(node, …)` receives each answer (framed; only the newest if several are pending), or a NodeError if
+    the node is unreachable, its connection is lost, or its output is malformed. It runs in the reader's
+    thread and blocks all reading meanwhile. `timeout`: seconds for a login and the first answer."""
 
     def __init__(
         self, routes: Mapping[str, Route], program: str, take: Take, *, timeout: float, logins: int = LOGINS
@@ -98,7 +98,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._broken: Exception | None = None
-        self._handover = threading.Lock()  # of a new connection to the reader, unless closed
+        self._handover = threading.Lock()  # held to pass a new connection to the reader, unless closed
         self._jumps_tried = time.monotonic()
         self._workers = [
             threading.Thread(target=self._serve, daemon=True) for _ in range(min(logins, len(routes)))
@@ -111,7 +111,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self.close()
 
     def check(self) -> None:
-        """Raise RuntimeError if the reader has died, a bug after which stale answers would appear fresh."""
+        """Raise RuntimeError if a bug has ended the reader; stale answers would pass for fresh ones."""
         if self._broken is not None:
             raise RuntimeError("the reader of health results has ended") from self._broken
 
