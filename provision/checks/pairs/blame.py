@@ -33,8 +33,7 @@ class Kind(enum.StrEnum):
 
 
 # A tenth of the nodes of a new fleet are bad (SuperBench), but fewer than a thousandth of leaf switches and
-# single paths. With these costs, a leaf is blamed rather than `pairing.ALIKE` of its nodes, and a link only
-# for a result that no node explains.
+# single paths. So a leaf is blamed before `pairing.ALIKE` of its nodes, and a link only if no node can be.
 COSTS = {
     Kind.NODE: 1,
     Kind.LINK: 2,
@@ -136,10 +135,7 @@ class Blame:
 
 
 def blame(fleet: Topology, judged: Iterable[Judged]) -> Blame:
-    """Find the culprits of graded measurements.
-
-    If none is good and at least `REFERENCE` pairs are bad, only results that prove the node at fault count.
-    """
+    """Find the culprits; if `REFERENCE` or more pairs are bad and none is good, only proven ones."""
     judged = _without_single_rail(judged)
     good = [one for one in judged if one.grade is Grade.OK]
     bad = [one for one in judged if one.grade is Grade.BAD]
@@ -228,8 +224,7 @@ def _open(rows: Sequence[frozenset[Part]]) -> Open:
 
 # --- The cheapest set of causes that explains every observation: a weighted hitting set, by branch and bound.
 # Observations without a common cause are solved separately, so the problems stay small. The search of a large
-# problem stops after `_STEPS`, with a lower and an upper bound of the cost (`least` < `most`); the culprits'
-# margin is measured from the upper bound, so none is named on a guess.
+# problem stops after `_STEPS` with two bounds of the cost, `least` < `most`, and names no culprit on a guess.
 
 
 C = TypeVar("C", bound=Hashable)

@@ -28,7 +28,7 @@ LOGINS = 64  # concurrent logins
 SILENT = 45.0  # seconds without an answer or heartbeat until a connection is given up
 UNANSWERED = 180.0  # the same without an answer; nodes repeat even an unchanged one every minute
 LOOK = 1.0  # seconds between checks for due logins and silent nodes
-STEP = 2.0  # most seconds of silence counted per check, since this process may have been suspended
+STEP = 2.0  # maximum seconds of silence per check, since this process may have been suspended
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a retry, doubled each time
 SETTLED = 60.0  # seconds until a connection counts as stable, which resets the pause
 # Seconds before a retry after a failure that a person must fix. By default pam_faillock locks an account
@@ -111,7 +111,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self.close()
 
     def check(self) -> None:
-        """Raise RuntimeError if a bug has ended the reader; stale answers would pass for fresh ones."""
+        """Raise RuntimeError if a bug has ended the reader, after which stale answers would look fresh."""
         if self._broken is not None:
             raise RuntimeError("the reader of health results has ended") from self._broken
 
