@@ -145,7 +145,7 @@ def _matches(method: Callable[[str, str], re.Match[str] | None]) -> Callable[[An
     return test
 
 
-def _with_defaults(function: Callable[[Any], Any]) -> Callable[..., Any]:
+def _with_defaults(function: Callable[[Any], Any]) -> Any:
     """Return a filter of one value that leaves calls with options to Ansible."""
 
     def call(value: Any, *more: Any, **options: Any) -> Any:
